@@ -1,0 +1,83 @@
+"""`gare bench`: speed, with the reference beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gare.bench.scoring import ScoringBenchmark, benchmark_scoring
+from gare.cli.options import choose_device
+
+app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@app.callback()
+def bench() -> None:
+    """Speed, always beside a reference measured in the same run."""
+
+
+@app.command()
+def scoring(
+    texts: int = typer.Option(64, min=1, help="Number of texts."),
+    videos: int = typer.Option(1000, min=1, help="Number of videos."),
+    frames: int = typer.Option(12, min=1, help="Frames a video."),
+    dim: int = typer.Option(512, min=1, help="Width of the embedding."),
+    dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Score random features densely and factored, and compare speed and numbers.
+
+    Examples:
+
+        gare bench scoring
+
+        gare bench scoring --texts 1000 --videos 1000 --device cuda --json
+    """
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"'{dtype}' is not one of {', '.join(DTYPES)}", param_hint="--dtype")
+    chosen = choose_device(device)
+    with Console(stderr=True).status(f"scoring {texts} texts × {videos} videos on {chosen} …"):
+        result = benchmark_scoring(
+            texts=texts, videos=videos, frames=frames, dim=dim, dtype=DTYPES[dtype], device=chosen
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+    else:
+        Console().print(scoring_table(result))
+
+
+def scoring_table(result: ScoringBenchmark) -> Table:
+    size = f"{result.texts} texts × {result.videos} videos × {result.frames} frames"
+    table = Table(
+        title=f"{size}, D = {result.dim}, {result.dtype}",
+        caption=(
+            f"{result.device}, torch {result.torch}. "
+            f"Largest difference of a score: {result.max_abs_difference:.1e}. "
+            "The floor is the one matrix product that factored scoring cannot avoid."
+        ),
+    )
+    for column in ("", "ms", "GFLOP", "GFLOP/s", "speed-up"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = [
+        ("dense, 128 × 128 blocks", result.dense_ms, result.dense_gflop),
+        ("factored, cards ready", result.factored_ms, result.factored_gflop),
+        ("floor: the matrix product", result.floor_ms, result.floor_gflop),
+    ]
+    for name, ms, gflop in rows:
+        speedup = f"{result.dense_ms / ms:.1f}×"
+        table.add_row(name, f"{ms:.2f}", f"{gflop:.2f}", f"{1000 * gflop / ms:.0f}", speedup)
+    table.add_row("score cards, once a video", f"{result.cards_ms:.2f}", "", "", "")
+    return table

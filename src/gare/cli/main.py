@@ -1,0 +1,49 @@
+"""`gare`: results go to stdout, everything else to stderr; exit 0 worked, 1 failed, 2 misused."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from gare import __version__
+from gare.cli import bench, demo
+from gare.errors import GareError
+
+app = typer.Typer(
+    name="gare",
+    help="Text-video retrieval with gap-aware increments.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench.app, name="bench")
+app.command()(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Text-video retrieval with gap-aware increments."""
+
+
+def main() -> None:
+    try:
+        app()
+    except GareError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[bold red]error:[/] {error}", markup=True
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

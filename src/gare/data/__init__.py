@@ -1,0 +1,1 @@
+"""Videos, captions and manifests."""

@@ -1,0 +1,79 @@
+"""From images to what an image tower takes. Shapes: F frames, C = 3 channels, H = W = size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gare.data.randaugment import rand_augment
+
+Augmentation = Literal["off", "light", "randaugment"]
+"""`light`: one random crop (half the picture or more) and a flip per clip. `randaugment`: four random
+colour or geometry operations of magnitude 7, the same on every frame of the clip."""
+
+
+def to_pixels(
+    images: Sequence[Image.Image], size: int, mean: Sequence[float], std: Sequence[float]
+) -> Tensor:
+    """Short side to `size` (bicubic, antialiased), centre crop, normalise: float tensor [F, 3, size, size].
+
+    >>> to_pixels([Image.new("RGB", (80, 40), "white")], 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).mean()
+    tensor(1.)
+    """
+    return normalise(to_bytes(images, size), mean, std)
+
+
+def to_bytes(images: Sequence[Image.Image], size: int) -> Tensor:
+    """The same before normalising: uint8 [F, 3, size, size], a quarter of the memory to send to a GPU."""
+    if not images:
+        raise ValueError("a clip needs at least one image")
+    frames_FHWC = np.stack([np.asarray(_centre_crop(image.convert("RGB"), size)) for image in images])
+    return torch.from_numpy(frames_FHWC).permute(0, 3, 1, 2).contiguous()
+
+
+def normalise(bytes_FCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x / 255 − mean) / std per channel, on the device of the input; any number of leading dimensions."""
+    mean_C11 = torch.tensor(mean, device=bytes_FCHW.device).view(-1, 1, 1)
+    std_C11 = torch.tensor(std, device=bytes_FCHW.device).view(-1, 1, 1)
+    return bytes_FCHW.float().div_(255).sub_(mean_C11).div_(std_C11)
+
+
+def augment(
+    images: Sequence[Image.Image], augmentation: Augmentation, *, generator: torch.Generator
+) -> list[Image.Image]:
+    """A random variant of a clip: one draw, applied alike to all of its frames."""
+    if augmentation == "off":
+        return list(images)
+    if augmentation == "light":
+        return _crop_and_flip(images, generator)
+    if augmentation == "randaugment":
+        return rand_augment(images, generator=generator)
+    raise ValueError(f"augmentation '{augmentation}' is not one of off, light, randaugment")
+
+
+def _centre_crop(image: Image.Image, size: int) -> Image.Image:
+    # The arithmetic of the published pipelines (CLIP's own included): floor the long side, round the offset.
+    scale = size / min(image.size)
+    width, height = (size if side == min(image.size) else int(side * scale) for side in image.size)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def _crop_and_flip(images: Sequence[Image.Image], generator: torch.Generator) -> list[Image.Image]:
+    width, height = images[0].size
+    area, log_ratio, x, y, flip = torch.rand(5, generator=generator).tolist()
+    ratio = math.exp((2 * log_ratio - 1) * math.log(4 / 3))
+    scale = math.sqrt(0.5 + 0.5 * area)
+    crop_width = min(width, max(1, round(min(width, height) * scale * math.sqrt(ratio))))
+    crop_height = min(height, max(1, round(min(width, height) * scale / math.sqrt(ratio))))
+    left, top = round(x * (width - crop_width)), round(y * (height - crop_height))
+    crops = [image.crop((left, top, left + crop_width, top + crop_height)) for image in images]
+    return [crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for crop in crops] if flip < 0.5 else crops

@@ -1,0 +1,35 @@
+"""What can go wrong for a user. Each message says what was wrong, what was expected and what to do.
+
+Callers who pass nonsense to a function get `ValueError`; these are for files, checkpoints and settings.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+VideoProblem = Literal["missing", "unreadable", "truncated", "corrupt", "no_video", "zero_length"]
+"""Why a video gives no frames, or not all: `no_video` is audio only, `corrupt` is damage in mid-stream."""
+
+
+class GareError(Exception):
+    """Base of every error that a user can cause and mend; the command line prints it without a traceback."""
+
+
+class ConfigError(GareError, ValueError):
+    """A recipe, preset or override that does not describe a valid configuration."""
+
+
+class CheckpointError(GareError):
+    """Weights that are missing, damaged, of another model, or not weights at all."""
+
+
+class DataError(GareError):
+    """Annotations, a manifest or a cache that is missing, malformed or incomplete."""
+
+
+class VideoError(GareError):
+    """A video or image that cannot be opened or decoded; `kind` says why in one word."""
+
+    def __init__(self, message: str, kind: VideoProblem = "unreadable") -> None:
+        super().__init__(message)
+        self.kind = kind

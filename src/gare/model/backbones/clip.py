@@ -1,0 +1,158 @@
+"""CLIP and SigLIP towers, run by transformers. Shapes: T texts, W words, N images, D embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gare.config import ClipBackboneConfig
+from gare.errors import CheckpointError, ConfigError
+from gare.model.backbones import clip_tokenizer
+from gare.model.backbones.base import Backbone, ImageFormat
+from gare.model.temporal import TemporalTransformer
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class ClipBackbone(Backbone):
+    """The towers of a `CLIPModel` or `SiglipModel`, without its temperature: GARE has its own.
+
+    `weights=False` builds the architecture alone, for weights that are loaded afterwards.
+    """
+
+    config: ClipBackboneConfig
+
+    def __init__(
+        self, config: ClipBackboneConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
+    ) -> None:
+        super().__init__()
+        towers = _load_towers(config) if weights and config.source else _build_towers(config)
+        self.kind: str = towers.config.model_type
+        if self.kind not in ("clip", "siglip"):
+            raise ConfigError(f"'{self.kind}' towers are not supported; use a CLIP or SigLIP model")
+        architecture = towers.config.to_diff_dict()
+        self.config = replace(config, architecture=architecture)
+        self.vision: nn.Module = towers.vision_model
+        self.text: Any = towers.text_model
+        if self.kind == "clip":
+            self.image_projection: nn.Module = towers.visual_projection
+            self.text_projection: nn.Module = towers.text_projection
+            self.dim = towers.config.projection_dim
+        else:  # SigLIP projects inside its towers
+            self.image_projection = self.text_projection = nn.Identity()
+            self.dim = towers.config.vision_config.hidden_size
+        mean, std = (CLIP_MEAN, CLIP_STD) if self.kind == "clip" else ((0.5,) * 3, (0.5,) * 3)
+        self.image_format = ImageFormat(towers.config.vision_config.image_size, mean, std)
+        self._max_positions: int = towers.config.text_config.max_position_embeddings
+        self._vocabulary: int = towers.config.text_config.vocab_size
+        self._tokenizer_source = str(tokenizer_folder) if tokenizer_folder else config.source
+        self._tokenizer: Any = None
+
+    @property
+    def uses_shipped_tokenizer(self) -> bool:
+        return self.kind == "clip" and self._vocabulary == clip_tokenizer.VOCABULARY_SIZE
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        max_words = min(self.config.max_words, self._max_positions)
+        if self.uses_shipped_tokenizer:
+            return clip_tokenizer.tokenize(texts, max_words)
+        # SigLIP was trained on texts padded to its full length.
+        padding = (
+            {"padding": "max_length", "max_length": self._max_positions} if self.kind == "siglip" else {}
+        )
+        encoded = self._load_tokenizer()(
+            list(texts),
+            return_tensors="pt",
+            truncation=True,
+            **{"padding": True, "max_length": max_words, **padding},
+        )
+        token_ids_TW: Tensor = encoded["input_ids"]
+        if "attention_mask" in encoded:
+            return token_ids_TW, encoded["attention_mask"].bool()
+        mask_TW = token_ids_TW != self._load_tokenizer().pad_token_id
+        mask_TW[:, 0] = True
+        return token_ids_TW, mask_TW
+
+    def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+        # SigLIP was trained to see its padding.
+        output = self.text(
+            input_ids=token_ids_TW, attention_mask=mask_TW.long() if self.kind == "clip" else None
+        )
+        project_words = self.text_projection if self.kind == "clip" else self.text.head
+        return self.text_projection(output.pooler_output), project_words(output.last_hidden_state)
+
+    def encode_images(self, pixels_NCHW: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.image_projection(self.vision(pixel_values=pixels_NCHW).pooler_output)
+        return vectors_ND
+
+    def save_tokenizer(self, folder: Path) -> None:
+        if not self.uses_shipped_tokenizer and self._tokenizer_source is not None:
+            self._load_tokenizer().save_pretrained(folder)
+
+    @torch.no_grad()
+    def start_temporal(self, temporal: TemporalTransformer) -> bool:
+        """Copy the first text layers and positions into `temporal`; False where the shapes differ."""
+        positions, layers = self.text.embeddings.position_embedding.weight, self.text.encoder.layers
+        same_shape = layers[0].mlp.fc1.weight.shape == (4 * self.dim, self.dim)
+        if self.kind != "clip" or not same_shape or len(layers) < len(temporal.layers):
+            return False
+        shared = min(len(positions), len(temporal.position))
+        temporal.position[:shared] = positions[:shared]
+        for ours, theirs in zip(temporal.layers, layers, strict=False):
+            ours.load_state_dict(temporal_layer_from_clip(theirs.state_dict()))
+        return True
+
+    def _load_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            if self._tokenizer_source is None:
+                raise ConfigError(
+                    "these towers have random weights and a vocabulary of their own, so no tokeniser fits; "
+                    "pass token ids to text_features, or set backbone.source"
+                )
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_source)
+            except (OSError, ValueError, ImportError) as error:
+                raise CheckpointError(f"no tokeniser in {self._tokenizer_source}: {error}") from None
+        return self._tokenizer
+
+
+def temporal_layer_from_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a transformers CLIP layer under the names of `TemporalLayer`."""
+    renamed = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "expand", "mlp.fc2": "contract"}
+    ours = {}
+    for part in ("weight", "bias"):
+        parts = [state[f"self_attn.{name}_proj.{part}"] for name in ("q", "k", "v")]
+        ours[f"attention_in.{part}"] = torch.cat(parts)
+        ours[f"attention_out.{part}"] = state[f"self_attn.out_proj.{part}"]
+        ours |= {f"{new}.{part}": state[f"{old}.{part}"] for old, new in renamed.items()}
+    return ours
+
+
+def _load_towers(config: ClipBackboneConfig) -> Any:
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_pretrained(config.source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot load CLIP towers from '{config.source}': {str(error).splitlines()[0]} "
+            "Give a folder saved by transformers, or a hub id while online."
+        ) from None
+
+
+def _build_towers(config: ClipBackboneConfig) -> Any:
+    from transformers import AutoConfig, AutoModel
+
+    architecture = dict(config.architecture)
+    model_type = architecture.pop("model_type", "clip")
+    try:
+        return AutoModel.from_config(AutoConfig.for_model(model_type, **architecture), dtype=torch.float32)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"backbone.architecture does not describe CLIP or SigLIP towers: {error}") from None

@@ -1,0 +1,347 @@
+"""The model: two towers, a temporal transformer over frames, and the increment net that joins each pair.
+
+Shapes: T texts, W words, V videos, F frames, D embedding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import ModelHubMixin
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from PIL.Image import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gare.config import GareConfig
+from gare.errors import CheckpointError, ConfigError
+from gare.model.backbones import build_backbone
+from gare.model.increment import IncrementNet
+from gare.model.temporal import TemporalTransformer
+from gare.scoring import ScoreCards, dense, factored, score_cards
+from gare.types import PairScores, TextFeatures, VideoFeatures
+
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
+Method = Literal["auto", "factored", "dense"]
+VideoInput = str | os.PathLike[str] | Sequence[Image]
+
+
+class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retrieval"]):
+    """Ranks videos for a text and texts for a video by the cosine of the pair after its increment.
+
+    Args:
+        config: what to build; `GareConfig.load({"preset": "released"})` follows the authors' code.
+        pretrained_towers: False skips loading the towers' weights, for a checkpoint that brings them.
+        tokenizer_folder: where a saved model keeps a tokeniser of its own.
+
+    Example:
+        >>> config = GareConfig.load({"backbone": {"family": "tiny"}})
+        >>> model = GARE(config).eval()
+        >>> text = model.encode_text(["a dog catches a frisbee", "rain"])
+        >>> video = VideoFeatures(torch.randn(3, 4, model.dim), torch.ones(3, 4, dtype=torch.bool))
+        >>> model.score(text, video).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self, config: GareConfig, *, pretrained_towers: bool = True, tokenizer_folder: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.backbone = build_backbone(
+            config.backbone, weights=pretrained_towers, tokenizer_folder=tokenizer_folder
+        )
+        self.config = replace(config, backbone=self.backbone.config)
+        self.dim = self.backbone.dim
+        self.temporal: TemporalTransformer | None = None
+        if config.temporal.num_layers:
+            self.temporal = TemporalTransformer(
+                self.dim,
+                num_layers=config.temporal.num_layers,
+                num_heads=config.temporal.num_heads or max(1, self.dim // 64),
+                max_frames=config.temporal.max_frames,
+            )
+            if config.temporal.init == "text_tower":
+                self.backbone.start_temporal(self.temporal)
+        self.increment_net: IncrementNet | None = None
+        if config.increment.enabled:
+            self.increment_net = IncrementNet(
+                self.dim,
+                num_heads=config.increment.num_heads,
+                dropout=config.increment.dropout,
+                init=config.increment.init,
+            )
+        log_logit_scale = torch.tensor(-math.log(config.temperature.value))
+        if config.temperature.learnable:
+            self.log_logit_scale = nn.Parameter(log_logit_scale)
+        else:
+            self.register_buffer("log_logit_scale", log_logit_scale)
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_logit_scale.device
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """One over the temperature of the contrastive loss."""
+        return self.log_logit_scale.exp()
+
+    # --- features -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode_text(self, texts: Sequence[str], *, batch_size: int = 256) -> TextFeatures:
+        """Tokenise and encode. For gradients, call `text_features` on token ids."""
+        if isinstance(texts, str):
+            raise ValueError(f"encode_text takes a list of texts; for a single one pass [{texts!r}]")
+        if not texts:
+            raise ValueError("encode_text needs at least one text, got an empty list")
+        batches = []
+        for start in range(0, len(texts), batch_size):
+            token_ids_TW, mask_TW = self.backbone.tokenize(texts[start : start + batch_size])
+            batches.append(self.text_features(token_ids_TW.to(self.device), mask_TW.to(self.device)))
+        return TextFeatures(
+            torch.cat([batch.text_TD for batch in batches]),
+            _stack_padded([batch.words_TWD for batch in batches]),
+            _stack_padded([batch.mask_TW for batch in batches]),
+        )
+
+    @torch.no_grad()
+    def encode_video(
+        self, videos: Sequence[VideoInput], *, num_frames: int | None = None, batch_size: int = 8
+    ) -> VideoFeatures:
+        """Encode video files (`num_frames` frames each) or lists of PIL images, mixed as you like."""
+        if isinstance(videos, str | os.PathLike):
+            raise ValueError(f"encode_video takes a list of videos; for a single one pass [{str(videos)!r}]")
+        if not len(videos):
+            raise ValueError("encode_video needs at least one video, got an empty list")
+        from gare.data.transforms import to_pixels
+        from gare.data.video import read_frames
+
+        batches = []
+        for start in range(0, len(videos), batch_size):
+            clips = [
+                read_frames(video, num_frames or self.config.num_frames)
+                if isinstance(video, str | os.PathLike)
+                else list(video)
+                for video in videos[start : start + batch_size]
+            ]
+            format_ = self.backbone.image_format
+            pixels = [
+                to_pixels(clip, format_.size, format_.mean, format_.std).to(self.device) for clip in clips
+            ]
+            masks = [torch.ones(1, len(clip), dtype=torch.bool, device=self.device) for clip in clips]
+            batches.append(
+                self.video_features(_stack_padded([p[None] for p in pixels]), _stack_padded(masks))
+            )
+        return VideoFeatures(
+            _stack_padded([batch.frames_VFD for batch in batches]),
+            _stack_padded([batch.mask_VF for batch in batches]),
+        )
+
+    def text_features(self, token_ids_TW: Tensor, mask_TW: Tensor) -> TextFeatures:
+        """Features of token ids; `mask_TW` is true (or 1) where a token is real."""
+        if token_ids_TW.ndim != 2 or token_ids_TW.shape != mask_TW.shape or not token_ids_TW.numel():
+            raise ValueError(
+                "token ids and mask must both be [texts, words] and not empty, got "
+                f"{list(token_ids_TW.shape)} and {list(mask_TW.shape)}"
+            )
+        text_TD, words_TWD = self.backbone.encode_text(token_ids_TW, mask_TW.bool())
+        return TextFeatures(text_TD, words_TWD, mask_TW.bool())
+
+    def video_features(self, pixels_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
+        """Features of frames [V, F, 3, size, size]; `mask_VF` is true (or 1) where a frame is real."""
+        size = self.backbone.image_format.size
+        if pixels_VFCHW.ndim != 5 or pixels_VFCHW.shape[2:] != (3, size, size) or not pixels_VFCHW.numel():
+            raise ValueError(
+                f"pixels must be [videos, frames, 3, {size}, {size}] and not empty, "
+                f"got {list(pixels_VFCHW.shape)}"
+            )
+        if mask_VF.shape != pixels_VFCHW.shape[:2]:
+            raise ValueError(f"mask must be {list(pixels_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
+        mask_VF = mask_VF.bool()
+        frames_VFD = self.backbone.encode_images(pixels_VFCHW.flatten(0, 1)).unflatten(0, mask_VF.shape)
+        if self.config.interaction.mask_frames:
+            frames_VFD = frames_VFD.masked_fill(~mask_VF[..., None], 0)
+        if self.temporal is not None:
+            frames_VFD = self.temporal(frames_VFD, mask_VF)
+        return VideoFeatures(frames_VFD, mask_VF)
+
+    # --- scores ---------------------------------------------------------------------------------------------
+
+    def score(
+        self,
+        text: TextFeatures,
+        video: VideoFeatures | ScoreCards,
+        *,
+        method: Method = "auto",
+        text_block: int | None = None,
+        video_block: int | None = None,
+    ) -> Tensor:
+        """Scores [T, V]. `auto` is `factored`, or `dense` while dropout is active: the same numbers.
+
+        Pass `score_cards(video)` for videos that are scored again and again.
+        """
+        if method not in ("auto", "factored", "dense"):
+            raise ValueError(f"method '{method}' is not one of auto, factored, dense")
+        dropout_is_active = (
+            self.training and self.increment_net is not None and self.increment_net.dropout.p > 0
+        )
+        if method == "auto":
+            method = "dense" if dropout_is_active and isinstance(video, VideoFeatures) else "factored"
+        _check_scorable(text, video, self.dim)
+        if method == "dense":
+            if isinstance(video, ScoreCards):
+                raise ValueError("score cards are for method 'factored'; pass video features to 'dense'")
+            block = text_block or video_block or 128
+            return dense.score(text, video, self.increment_net, self.config.interaction, block=block)
+        if dropout_is_active:
+            raise ValueError(
+                "factored scoring has no dropout: call model.eval() first, or use method 'dense'"
+            )
+        return factored.score(
+            text,
+            video,
+            self.increment_net,
+            self.config.interaction,
+            text_block=text_block,
+            video_block=video_block,
+        )
+
+    def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
+        """Scores with the increment of every pair, T × V × D numbers: for training and small inputs."""
+        if not self.training:
+            _check_scorable(text, video, self.dim)
+        return dense.score_pairs(text, video, self.increment_net, self.config.interaction)
+
+    def score_cards(self, video: VideoFeatures) -> ScoreCards:
+        """What `score` computes from the videos alone, to be kept while weights and videos stay the same."""
+        return score_cards(video, self.increment_net, self.config.interaction)
+
+    def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
+        """The length of every increment [T, V], without forming it."""
+        if self.increment_net is None:
+            raise ValueError("the baseline has no increments; build the model with increment.enabled = true")
+        _check_scorable(text, video, self.dim)
+        return factored.radii(text, video, self.increment_net, self.config.interaction)
+
+    def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> factored.FrameWeights:
+        """Which frames each score looks at."""
+        _check_scorable(text, video, self.dim)
+        return factored.frame_weights(text, video, self.increment_net, self.config.interaction)
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, save_directory / WEIGHTS_FILE, metadata={"format": "pt"})
+        self.backbone.save_tokenizer(save_directory / TOKENIZER_FOLDER)
+        (save_directory / CONFIG_FILE).write_text(
+            json.dumps(self.config.to_values(), indent=2) + "\n", encoding="utf-8"
+        )
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # hub options pass through untouched
+        cls, name_or_path: str | os.PathLike[str], **hub_options: Any
+    ) -> GARE:
+        """Load a saved model for inference: a folder, or a hub id while online (`revision=`, `token=`)."""
+        if Path(name_or_path).is_dir():
+            return cls._load_folder(Path(name_or_path))
+        try:
+            model: GARE = super().from_pretrained(str(name_or_path), **hub_options)
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(
+                f"'{name_or_path}' is not a folder here, and the hub did not give it either ({reason}) "
+                "Give the folder written by save_pretrained, or a hub id while online."
+            ) from None
+        return model
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, config: Any = None, **hub_options: Any) -> GARE:
+        from huggingface_hub import snapshot_download
+
+        patterns = [CONFIG_FILE, WEIGHTS_FILE, f"{TOKENIZER_FOLDER}/*"]
+        return cls._load_folder(Path(snapshot_download(model_id, allow_patterns=patterns, **hub_options)))
+
+    @classmethod
+    def _load_folder(cls, folder: Path) -> GARE:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (folder / name).is_file():
+                raise CheckpointError(
+                    f"{folder} has no {name}; a GARE model is a folder written by save_pretrained"
+                )
+        try:
+            config = GareConfig.load(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+            state = load_file(folder / WEIGHTS_FILE)
+        except (ConfigError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{folder} is not a GARE model that this version can read: {error}"
+            ) from None
+        tokenizer_folder = folder / TOKENIZER_FOLDER
+        model = cls(
+            config,
+            pretrained_towers=False,
+            tokenizer_folder=tokenizer_folder if tokenizer_folder.is_dir() else None,
+        )
+        load_state(model, state, source=str(folder))
+        return model.eval()
+
+
+def load_state(model: GARE, state: dict[str, Tensor], *, source: str) -> None:
+    """Load weights that must fit exactly; say which do not."""
+    expected = model.state_dict()
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misshapen = [
+        f"{name} {list(state[name].shape)} instead of {list(expected[name].shape)}"
+        for name in sorted(expected.keys() & state.keys())
+        if state[name].shape != expected[name].shape
+    ]
+    problems = [
+        f"{len(names)} {what} (first: {names[0]})"
+        for names, what in ((missing, "missing"), (unexpected, "unexpected"), (misshapen, "of another shape"))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"the weights in {source} do not fit its config: {', '.join(problems)}")
+    model.load_state_dict(state)
+
+
+def _check_scorable(text: TextFeatures, video: VideoFeatures | ScoreCards, dim: int) -> None:
+    frames_VFD, mask_VF = (
+        (video.pool.frames_VFD, video.pool.mask_VF)
+        if isinstance(video, ScoreCards)
+        else (video.frames_VFD, video.mask_VF)
+    )
+    if not len(text) or not len(video):
+        raise ValueError(f"nothing to score: {len(text)} texts and {len(video)} videos")
+    if text.dim != dim or frames_VFD.shape[-1] != dim:
+        raise ValueError(
+            f"texts of {text.dim} and videos of {frames_VFD.shape[-1]} dimensions, but this model has {dim}; "
+            "encode both with the same model"
+        )
+    if not mask_VF.any(dim=1).all() or not text.mask_TW.any(dim=1).all():
+        raise ValueError(
+            "a video without a real frame or a text without a word; leave it out or mend its mask"
+        )
+    real_frames = frames_VFD[mask_VF]
+    if not (torch.isfinite(text.text_TD).all() and torch.isfinite(real_frames).all()):
+        raise ValueError("features contain NaN or infinity; look for a broken input or weights that diverged")
+
+
+def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate along dimension 0, padding dimension 1 with zeros to the longest."""
+    width = max(tensor.shape[1] for tensor in tensors)
+    padded = [
+        torch.cat([t, t.new_zeros(t.shape[0], width - t.shape[1], *t.shape[2:])], dim=1)
+        if t.shape[1] < width
+        else t
+        for t in tensors
+    ]
+    return torch.cat(padded)

@@ -1,0 +1,95 @@
+"""psi: cross-attention that predicts an increment from a query (the gap) and context tokens (frames).
+
+Shapes: B owners of a context, Q queries each, C context tokens, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor, nn
+
+from gare.types import IncrementWeights
+
+IncrementInit = Literal["normal", "zero_output"]
+
+
+class IncrementNet(nn.Module):
+    """One pre-norm cross-attention layer and a linear head; 1,579,008 parameters at D = 512.
+
+    Query and context share their first LayerNorm. Attention, LayerNorms and linear maps are all of it: no
+    activation, which is why `gare.scoring.factored` can score without forming the increment.
+
+    Args:
+        dim: D, the width of the backbone's embedding.
+        num_heads: attention heads; must divide `dim`.
+        dropout: on the residual branch, while training.
+        init: "normal" is N(0, 0.02) for every weight, as the released code ends up with (|Delta| ≈ 10 at
+            D = 512); "zero_output" starts from increments of zero, that is from the baseline.
+    """
+
+    def __init__(
+        self, dim: int, *, num_heads: int = 1, dropout: float = 0.3, init: IncrementInit = "normal"
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"the embedding has {dim} dimensions, which {num_heads} heads do not divide")
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(dim)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.residual = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.norm3 = nn.LayerNorm(dim)
+        self.output = nn.Linear(dim, dim)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        if init == "zero_output":
+            nn.init.zeros_(self.output.weight)
+
+    def forward(self, query_BQD: Tensor, context_BCD: Tensor, mask_BC: Tensor) -> Tensor:
+        """Increments [B, Q, D]; `mask_BC` is true where a context token is real."""
+        query_BQD, context_BCD = self.norm1(query_BQD), self.norm1(context_BCD)
+        query_BHQd, key_BHCd = self._by_head(self.query(query_BQD)), self._by_head(self.key(context_BCD))
+        logits_BHQC = query_BHQd @ key_BHCd.mT / math.sqrt(query_BHQd.shape[-1])
+        weights_BHQC = logits_BHQC.masked_fill(~mask_BC[:, None, None], float("-inf")).softmax(dim=-1)
+        attended_BHQd = weights_BHQC @ self._by_head(self.value(context_BCD))
+        hidden_BQD = self.norm2(self.out(attended_BHQd.transpose(1, 2).flatten(2)))
+        hidden_BQD = self.norm3(hidden_BQD + self.dropout(self.residual(hidden_BQD)))
+        increment_BQD: Tensor = self.output(hidden_BQD)
+        return increment_BQD
+
+    def weights(self) -> IncrementWeights:
+        """The parameters as plain tensors, for `gare.scoring.factored`."""
+        return IncrementWeights(
+            norm1_weight=self.norm1.weight,
+            norm1_bias=self.norm1.bias,
+            query_weight=self.query.weight,
+            query_bias=self.query.bias,
+            key_weight=self.key.weight,
+            key_bias=self.key.bias,
+            value_weight=self.value.weight,
+            value_bias=self.value.bias,
+            out_weight=self.out.weight,
+            out_bias=self.out.bias,
+            norm2_weight=self.norm2.weight,
+            norm2_bias=self.norm2.bias,
+            residual_weight=self.residual.weight,
+            residual_bias=self.residual.bias,
+            norm3_weight=self.norm3.weight,
+            norm3_bias=self.norm3.bias,
+            output_weight=self.output.weight,
+            output_bias=self.output.bias,
+            num_heads=self.num_heads,
+            eps=self.norm1.eps,
+        )
+
+    def _by_head(self, x_BND: Tensor) -> Tensor:
+        x_BNHd: Tensor = x_BND.unflatten(-1, (self.num_heads, -1))
+        return x_BNHd.transpose(1, 2)

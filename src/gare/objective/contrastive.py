@@ -1,0 +1,46 @@
+"""InfoNCE over the pairs of a batch. Shapes: T texts, V videos; text i belongs to video i."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def symmetric_infonce(
+    scores_TV: Tensor, logit_scale: Tensor | float, *, video_index: Tensor | None = None
+) -> Tensor:
+    """Mean of the text→video and video→text cross-entropies; the positives are the diagonal.
+
+    Args:
+        scores_TV: cosine scores. If there are more texts than videos or the reverse, the first min(T, V) are
+            pairs and the others negatives only.
+        logit_scale: one over the temperature.
+        video_index: which video each of the T = V pairs shows. Two captions of one video are then not
+            negatives of each other: their cells are left out of both softmaxes.
+
+    >>> symmetric_infonce(torch.eye(2), 0.0)
+    tensor(0.6931)
+    """
+    if scores_TV.ndim != 2 or not scores_TV.numel():
+        raise ValueError(f"scores must be [texts, videos] and not empty, got {list(scores_TV.shape)}")
+    logits_TV = scores_TV * logit_scale
+    if video_index is not None:
+        logits_TV = logits_TV.masked_fill(same_video_cells(video_index), float("-inf"))
+    num_pairs = min(logits_TV.shape)
+    target = torch.arange(num_pairs, device=scores_TV.device)
+    text_to_video = F.cross_entropy(logits_TV[:num_pairs], target)
+    video_to_text = F.cross_entropy(logits_TV.mT[:num_pairs], target)
+    return (text_to_video + video_to_text) / 2
+
+
+def same_video_cells(video_index: Tensor) -> Tensor:
+    """True off the diagonal where two pairs show the same video, [N, N].
+
+    >>> same_video_cells(torch.tensor([7, 8, 7]))
+    tensor([[False, False,  True],
+            [False, False, False],
+            [ True, False, False]])
+    """
+    same = video_index[:, None] == video_index
+    return same & ~torch.eye(len(video_index), dtype=torch.bool, device=video_index.device)

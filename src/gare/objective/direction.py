@@ -1,0 +1,40 @@
+"""Increments of one text towards different videos should point different ways.
+
+Shapes: T texts, V videos, D embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def direction_diversity(
+    increment_TVD: Tensor,
+    *,
+    sharpness: float = 2.0,
+    variant: Literal["log_mean_exp", "orthogonal"] = "log_mean_exp",
+) -> Tensor:
+    """Closeness of the increment directions of each text, averaged over texts; lower is more diverse.
+
+    "log_mean_exp" is mean_i log mean_jk exp(−sharpness (1 − z_ij·z_ik)), j = k included.
+    "orthogonal" is mean_i mean_{j≠k} (z_ij·z_ik)².
+    """
+    unit_TVD = F.normalize(increment_TVD, dim=-1)
+    cosine_TVV = unit_TVD @ unit_TVD.mT
+    if variant == "log_mean_exp":
+        return log_mean_exp(-sharpness * (1 - cosine_TVV)).mean()
+    num_videos = cosine_TVV.shape[-1]
+    if num_videos < 2:
+        raise ValueError("directions need at least two videos in the batch, got one")
+    others_VV = ~torch.eye(num_videos, dtype=torch.bool, device=cosine_TVV.device)
+    return (cosine_TVV.square() * others_VV).sum(dim=(1, 2)).mean() / (num_videos * (num_videos - 1))
+
+
+def log_mean_exp(x_TVV: Tensor) -> Tensor:
+    """log of the mean of exp over the last two dimensions, [T]."""
+    return x_TVV.flatten(1).logsumexp(dim=1) - math.log(x_TVV.shape[1] * x_TVV.shape[2])

@@ -1,0 +1,184 @@
+"""What `factored` computes once per video (or per text, when psi attends over words) and may keep.
+
+Step numbers are those of the derivation in `docs/method.md`.
+Shapes: V videos, F frames, D embedding, H heads; O owners of C context tokens each, A = H × C atoms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gare.scoring.pooling import mean_weights, weighted_mean, without_padding
+from gare.types import IncrementModule, IncrementWeights, Interaction, VideoFeatures
+
+
+@dataclass(frozen=True)
+class PoolCard:
+    """What pooling and the gap need of each video."""
+
+    frames_VFD: Tensor
+    mask_VF: Tensor
+    gram_VFF: Tensor
+    mean_VD: Tensor
+    unit_mean_VD: Tensor
+    """Mean of the unit frame vectors: its product with a unit text is their mean cosine."""
+
+    def __getitem__(self, rows: slice) -> PoolCard:
+        return PoolCard(
+            self.frames_VFD[rows],
+            self.mask_VF[rows],
+            self.gram_VFF[rows],
+            self.mean_VD[rows],
+            self.unit_mean_VD[rows],
+        )
+
+
+@dataclass(frozen=True)
+class IncrementCard:
+    """Psi folded into the context tokens of each owner."""
+
+    key_OAD: Tensor
+    """Step 2: keys carried back through the query projection and LN1's scale, centred, over sqrt(D / H)."""
+    key_bias_OA: Tensor
+    mask_OC: Tensor
+    gram2_OAA: Tensor
+    """Step 3: the variance LN2 divides by, as a quadratic form in the attention weights."""
+    gram3_OAA: Tensor
+    """Step 4: the same for LN3, with a linear and a constant part."""
+    linear3_OA: Tensor
+    constant3: Tensor
+    atom_OAD: Tensor
+    """Step 5: Delta = Σ_a y_a atom_a + scaled / s3 + fixed."""
+    scaled_D: Tensor
+    fixed_D: Tensor
+    gram_OAA: Tensor
+    atom_scaled_OA: Tensor
+    atom_fixed_OA: Tensor
+    num_heads: int
+    eps: float
+    atom_frames_OAF: Tensor | None = None
+    """Step 6: products with the owner's own frames. None when the owners are texts, which have none."""
+
+    def __getitem__(self, rows: slice) -> IncrementCard:
+        return replace(
+            self,
+            key_OAD=self.key_OAD[rows],
+            key_bias_OA=self.key_bias_OA[rows],
+            mask_OC=self.mask_OC[rows],
+            gram2_OAA=self.gram2_OAA[rows],
+            gram3_OAA=self.gram3_OAA[rows],
+            linear3_OA=self.linear3_OA[rows],
+            atom_OAD=self.atom_OAD[rows],
+            gram_OAA=self.gram_OAA[rows],
+            atom_scaled_OA=self.atom_scaled_OA[rows],
+            atom_fixed_OA=self.atom_fixed_OA[rows],
+            atom_frames_OAF=None if self.atom_frames_OAF is None else self.atom_frames_OAF[rows],
+        )
+
+
+@dataclass(frozen=True)
+class ScoreCards:
+    """Videos made ready for any text; valid as long as the weights and the videos stay the same."""
+
+    pool: PoolCard
+    increment: IncrementCard | None
+    """None for the baseline, and when psi attends over words: then the atoms belong to the texts."""
+
+    def __len__(self) -> int:
+        return self.pool.frames_VFD.shape[0]
+
+    def __getitem__(self, rows: slice) -> ScoreCards:
+        return ScoreCards(self.pool[rows], None if self.increment is None else self.increment[rows])
+
+
+def score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
+    """Precompute what scoring needs of each video: 2·H·F + F vectors of D numbers and a few F×F matrices."""
+    pool = pool_card(video, interaction)
+    if psi is None or interaction.context == "words":
+        return ScoreCards(pool, None)
+    attended_VF = video.mask_VF if interaction.mask_frames else torch.ones_like(video.mask_VF)
+    card = increment_card(video.frames_VFD, attended_VF, psi.weights())
+    frames_VFD = full_precision(pool.frames_VFD)
+    atom_frames_VAF = full_precision(card.atom_OAD) @ frames_VFD.mT
+    return ScoreCards(pool, replace(card, atom_frames_OAF=atom_frames_VAF))
+
+
+def pool_card(video: VideoFeatures, interaction: Interaction) -> PoolCard:
+    kept_VFD = without_padding(video.frames_VFD, video.mask_VF, mask_frames=interaction.mask_frames)
+    frames_VFD = full_precision(kept_VFD)
+    mean_VF = mean_weights(video.mask_VF, mask_frames=interaction.mask_frames, dtype=frames_VFD.dtype)
+    return PoolCard(
+        frames_VFD=kept_VFD,
+        mask_VF=video.mask_VF,
+        gram_VFF=frames_VFD @ frames_VFD.mT,
+        mean_VD=weighted_mean(frames_VFD, mean_VF),
+        unit_mean_VD=weighted_mean(F.normalize(frames_VFD, dim=-1), mean_VF),
+    )
+
+
+def increment_card(context_OCD: Tensor, mask_OC: Tensor, psi: IncrementWeights) -> IncrementCard:
+    """Fold psi into context tokens. Large vectors are kept in the tokens' own precision, the rest in full."""
+    stored = context_OCD.dtype
+    context_OCD = full_precision(context_OCD.masked_fill(~mask_OC[..., None], 0))
+    psi = psi.to(context_OCD.dtype)
+    dim, num_heads = context_OCD.shape[-1], psi.num_heads
+    normed_OCD = F.layer_norm(context_OCD, (dim,), psi.norm1_weight, psi.norm1_bias, psi.eps)
+
+    def project_by_head(weight: Tensor, tokens_OCD: Tensor) -> Tensor:
+        """Each head's slice of `tokens` through its rows of `weight`, [O, H·C, D]."""
+        num_owners, num_tokens = tokens_OCD.shape[:2]
+        # Heads first: one product a head, instead of a copy of the weights for every owner.
+        tokens_HNd = tokens_OCD.reshape(num_owners * num_tokens, num_heads, -1).transpose(0, 1)
+        projected_HND = tokens_HNd @ weight.view(num_heads, -1, dim)
+        projected_HOCD = projected_HND.view(num_heads, num_owners, num_tokens, dim)
+        return projected_HOCD.transpose(0, 1).flatten(1, 2)
+
+    key_OCD = F.linear(normed_OCD, psi.key_weight, psi.key_bias) / math.sqrt(dim / num_heads)
+    folded_OAD = project_by_head(psi.query_weight, key_OCD)
+    query_bias = F.linear(psi.norm1_bias, psi.query_weight, psi.query_bias)
+    key_bias_OAd = (key_OCD * query_bias).unflatten(-1, (num_heads, -1)).transpose(1, 2).flatten(1, 2)
+
+    value_OCD = F.linear(normed_OCD, psi.value_weight, psi.value_bias)
+    # Attention weights sum to one in each head, so the output bias may be shared out over the heads.
+    mixed_OAD = centre(project_by_head(psi.out_weight.mT.contiguous(), value_OCD) + psi.out_bias / num_heads)
+
+    residual = (
+        torch.eye(dim, dtype=psi.residual_weight.dtype, device=context_OCD.device) + psi.residual_weight
+    )
+    residual_OAD = centre(F.linear(mixed_OAD * psi.norm2_weight, residual))
+    constant_D = centre(F.linear(psi.norm2_bias, residual, psi.residual_bias))
+
+    atom_OAD = F.linear(residual_OAD * psi.norm3_weight, psi.output_weight)
+    scaled_D = F.linear(constant_D * psi.norm3_weight, psi.output_weight)
+    fixed_D = F.linear(psi.norm3_bias, psi.output_weight, psi.output_bias)
+    return IncrementCard(
+        key_OAD=centre(folded_OAD * psi.norm1_weight).to(stored),
+        key_bias_OA=key_bias_OAd.sum(dim=-1),
+        mask_OC=mask_OC,
+        gram2_OAA=mixed_OAD @ mixed_OAD.mT / dim,
+        gram3_OAA=residual_OAD @ residual_OAD.mT / dim,
+        linear3_OA=2 * residual_OAD @ constant_D / dim,
+        constant3=constant_D @ constant_D / dim,
+        atom_OAD=atom_OAD.to(stored),
+        scaled_D=scaled_D,
+        fixed_D=fixed_D,
+        gram_OAA=atom_OAD @ atom_OAD.mT,
+        atom_scaled_OA=atom_OAD @ scaled_D,
+        atom_fixed_OA=atom_OAD @ fixed_D,
+        num_heads=num_heads,
+        eps=psi.eps,
+    )
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Half precision is widened to float32; float32 and float64 are left alone."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def centre(x: Tensor) -> Tensor:
+    return x - x.mean(dim=-1, keepdim=True)

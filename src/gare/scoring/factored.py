@@ -1,0 +1,350 @@
+"""The scores of `dense` without ever forming an increment.
+
+Everything in psi after its attention weights is linear or a LayerNorm, and a LayerNorm only needs a mean and
+a norm. So each increment is a known combination of a few vectors (*atoms*, one per head and context token),
+and a score is a function of dot products with those. `docs/method.md` derives the formulas; the step numbers
+below are its own.
+
+Shapes: T texts, V videos, F frames, D embedding, H heads. Psi's context tokens C belong to one side, the
+*owner* O: the videos when it attends over frames, the texts when over words. P is the other side, and A = H ×
+C counts the atoms. Pairs lie as [O, A, P]: one matrix product writes that layout, and the small quadratic
+forms are batched over O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gare.scoring.cards import (
+    IncrementCard,
+    PoolCard,
+    ScoreCards,
+    centre,
+    full_precision,
+    increment_card,
+    pool_card,
+    score_cards,
+)
+from gare.scoring.pooling import pool_weights
+from gare.scoring.products import products
+from gare.types import IncrementModule, Interaction, TextFeatures, VideoFeatures
+
+NUMBERS_PER_BLOCK = {"cpu": 2**21, "cuda": 2**27}
+"""How many numbers one [O, A, P] tensor may hold: cache-sized on a CPU, 512 MB in float32 on a GPU."""
+
+MAX_TEXTS_PER_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class FrameWeights:
+    """Which frames a pair looks at."""
+
+    pool_TVF: Tensor
+    """Weights of the frames in the video vector of the score."""
+    attention_TVHF: Tensor | None
+    """Weights inside psi; None for the baseline and for word context."""
+
+
+@dataclass(frozen=True)
+class PairProducts:
+    """The inner products a score is made of, each [O, P] or broadcastable to it."""
+
+    text_sq: Tensor
+    pooled_sq: Tensor
+    text_pooled: Tensor
+    increment_sq: Tensor | float
+    text_increment: Tensor | float
+    pooled_increment: Tensor | float
+
+
+def score(
+    text: TextFeatures,
+    video: VideoFeatures | ScoreCards,
+    psi: IncrementModule | None,
+    interaction: Interaction,
+    *,
+    text_block: int | None = None,
+    video_block: int | None = None,
+) -> Tensor:
+    """Scores [T, V], equal to `dense.score` up to rounding whatever the blocks; half precision in float32.
+
+    Pass `score_cards(...)` instead of videos to pay for them once.
+    """
+
+    def score_block(text: TextFeatures, owner: IncrementCard | None, pool: PoolCard) -> Tensor:
+        if owner is not None and _kernel_fits(text, owner, pool):
+            from gare.scoring import kernel
+
+            return kernel.score(text.text_TD, owner, pool, interaction)
+        return cosine(pair_products(text, owner, pool, interaction), interaction)
+
+    return _map_blocks(score_block, text, video, psi, interaction, text_block, video_block)
+
+
+def radii(
+    text: TextFeatures, video: VideoFeatures | ScoreCards, psi: IncrementModule, interaction: Interaction
+) -> Tensor:
+    """The length of every increment, |Delta_ij|, [T, V]."""
+
+    def radius_block(text: TextFeatures, owner: IncrementCard | None, pool: PoolCard) -> Tensor:
+        increment_sq = pair_products(text, owner, pool, interaction).increment_sq
+        assert isinstance(increment_sq, Tensor)
+        return increment_sq.sqrt()
+
+    return _map_blocks(radius_block, text, video, psi, interaction, None, None)
+
+
+def frame_weights(
+    text: TextFeatures,
+    video: VideoFeatures | ScoreCards,
+    psi: IncrementModule | None,
+    interaction: Interaction,
+) -> FrameWeights:
+    """The frames behind each score: T × V × F numbers, so for the pairs one shows, not for a gallery."""
+    cards = video if isinstance(video, ScoreCards) else score_cards(video, psi, interaction)
+    pool_VFT = pool_weights(products(cards.pool.frames_VFD, text.text_TD), cards.pool.mask_VF, interaction)
+    pool_TVF = pool_VFT.permute(2, 0, 1)
+    if cards.increment is None:
+        return FrameWeights(pool_TVF, None)
+    attention_VAT = _attention(text, cards.increment, cards.pool, interaction)
+    return FrameWeights(
+        pool_TVF, attention_VAT.unflatten(1, (cards.increment.num_heads, -1)).permute(3, 0, 1, 2)
+    )
+
+
+# --- blocks of pairs ----------------------------------------------------------------------------------------
+
+
+def _map_blocks(
+    function: Callable[[TextFeatures, IncrementCard | None, PoolCard], Tensor],
+    text: TextFeatures,
+    video: VideoFeatures | ScoreCards,
+    psi: IncrementModule | None,
+    interaction: Interaction,
+    text_block: int | None,
+    video_block: int | None,
+) -> Tensor:
+    """`function` of every block of pairs, as [T, V]. Owners are the outer loop: their cards cost most."""
+    over_words = psi is not None and interaction.context == "words"
+    frames_VFD = video.pool.frames_VFD if isinstance(video, ScoreCards) else video.frames_VFD
+    num_tokens = max(text.words_TWD.shape[1], frames_VFD.shape[1]) if over_words else frames_VFD.shape[1]
+    num_atoms = num_tokens * (1 if psi is None else psi.weights().num_heads)
+    budget = NUMBERS_PER_BLOCK.get(frames_VFD.device.type, NUMBERS_PER_BLOCK["cpu"])
+    text_block = text_block or min(len(text), MAX_TEXTS_PER_BLOCK, max(1, budget // num_atoms))
+    video_block = video_block or max(1, budget // (num_atoms * text_block))
+
+    blocks = []
+    if over_words:
+        assert psi is not None
+        for rows in _slices(len(text), text_block):
+            owner = increment_card(text.words_TWD[rows], text.mask_TW[rows], psi.weights())
+            pools = (
+                video.pool[columns]
+                if isinstance(video, ScoreCards)
+                else pool_card(video[columns], interaction)
+                for columns in _slices(len(video), video_block)
+            )
+            blocks.append(torch.cat([function(text[rows], owner, pool) for pool in pools], dim=1))
+        return torch.cat(blocks)
+
+    for columns in _slices(len(video), video_block):
+        cards = (
+            video[columns] if isinstance(video, ScoreCards) else score_cards(video[columns], psi, interaction)
+        )
+        rows_of = (text[rows] for rows in _slices(len(text), text_block))
+        blocks.append(torch.cat([function(texts, cards.increment, cards.pool) for texts in rows_of], dim=1))
+    return torch.cat(blocks).mT
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, length, size))
+
+
+def _kernel_fits(text: TextFeatures, owner: IncrementCard, pool: PoolCard) -> bool:
+    """Whether the fused CUDA kernel can take this block; if not, plain torch gives the same numbers."""
+    return (
+        text.text_TD.is_cuda
+        and not torch.is_grad_enabled()
+        and text.text_TD.dtype != torch.float64
+        and owner.atom_frames_OAF is not None
+        and owner.num_heads == 1
+        and pool.mask_VF.shape[1] <= 64
+        and find_spec("triton") is not None
+    )
+
+
+# --- one block ----------------------------------------------------------------------------------------------
+
+
+def pair_products(
+    text: TextFeatures, owner: IncrementCard | None, pool: PoolCard, interaction: Interaction
+) -> PairProducts:
+    """Steps 1–6: every inner product between text, pooled video and increment, without any of T × V × D."""
+    text_TD = full_precision(text.text_TD)
+    frame_text_VFT = products(pool.frames_VFD, text.text_TD)
+    weights_VFT = pool_weights(frame_text_VFT, pool.mask_VF, interaction)
+    text_sq_T = text_TD.square().sum(dim=-1)
+    pooled_sq_VT = _quadratic(pool.gram_VFF, weights_VFT)
+    text_pooled_VT = (weights_VFT * frame_text_VFT).sum(dim=1)
+    if owner is None:
+        return PairProducts(text_sq_T, pooled_sq_VT, text_pooled_VT, 0.0, 0.0, 0.0)
+
+    attention_OAP = _attention(text, owner, pool, interaction)
+    # A row of scales over P for each owner; LN2 and LN3 divide by them (steps 3 and 4).
+    scale2_O1P = (_quadratic(owner.gram2_OAA, attention_OAP) + owner.eps).rsqrt()[:, None]
+    mixed_OAP = attention_OAP * scale2_O1P
+    variance3_OP = (
+        _quadratic(owner.gram3_OAA, mixed_OAP) + _linear(owner.linear3_OA, mixed_OAP) + owner.constant3
+    )
+    scale3_OP = (variance3_OP.clamp_min(0) + owner.eps).rsqrt()
+    y_OAP = mixed_OAP * scale3_OP[:, None]
+
+    increment_sq_OP = (
+        _quadratic(owner.gram_OAA, y_OAP)
+        + 2 * _linear(owner.atom_fixed_OA, y_OAP)
+        + 2 * scale3_OP * _linear(owner.atom_scaled_OA, y_OAP)
+        + scale3_OP.square() * (owner.scaled_D @ owner.scaled_D)
+        + 2 * scale3_OP * (owner.scaled_D @ owner.fixed_D)
+        + owner.fixed_D @ owner.fixed_D
+    ).clamp_min(0)
+    text_scaled_T, text_fixed_T = text_TD @ owner.scaled_D, text_TD @ owner.fixed_D
+
+    if owner.atom_frames_OAF is not None:  # the owners are videos: [O, P] is [V, T]
+        frames_VFD = full_precision(pool.frames_VFD)
+        scaled_VT = _linear(frames_VFD @ owner.scaled_D, weights_VFT)
+        fixed_VT = _linear(frames_VFD @ owner.fixed_D, weights_VFT)
+        result = PairProducts(
+            text_sq=text_sq_T,
+            pooled_sq=pooled_sq_VT,
+            text_pooled=text_pooled_VT,
+            increment_sq=increment_sq_OP,
+            text_increment=(
+                (y_OAP * products(owner.atom_OAD, text.text_TD)).sum(dim=1)
+                + scale3_OP * text_scaled_T
+                + text_fixed_T
+            ),
+            pooled_increment=(
+                (y_OAP * (owner.atom_frames_OAF @ weights_VFT)).sum(dim=1) + scale3_OP * scaled_VT + fixed_VT
+            ),
+        )
+    else:  # the owners are texts: [O, P] is [T, V]
+        atom_text_TA = (full_precision(owner.atom_OAD) @ text_TD[..., None]).squeeze(-1)
+        result = PairProducts(
+            text_sq=text_sq_T[:, None],
+            pooled_sq=pooled_sq_VT.mT,
+            text_pooled=text_pooled_VT.mT,
+            increment_sq=increment_sq_OP,
+            text_increment=(
+                _linear(atom_text_TA, y_OAP) + scale3_OP * text_scaled_T[:, None] + text_fixed_T[:, None]
+            ),
+            pooled_increment=_pooled_increment_over_words(owner, pool, weights_VFT, y_OAP, scale3_OP),
+        )
+    return _rescale(result, text, pool, interaction)
+
+
+def cosine(pairs: PairProducts, interaction: Interaction) -> Tensor:
+    """The score from its inner products, in the layout they come in."""
+    if interaction.corrected_side == "text":
+        numerator = pairs.text_pooled + pairs.pooled_increment
+        squares = (pairs.text_sq + 2 * pairs.text_increment + pairs.increment_sq) * pairs.pooled_sq
+    else:
+        numerator = pairs.text_pooled + pairs.text_increment
+        squares = pairs.text_sq * (pairs.pooled_sq + 2 * pairs.pooled_increment + pairs.increment_sq)
+    return numerator * squares.clamp_min(1e-16).rsqrt()
+
+
+def _attention(text: TextFeatures, owner: IncrementCard, pool: PoolCard, interaction: Interaction) -> Tensor:
+    """Steps 1 and 2: psi's attention weights [O, A, P], each head summing to one."""
+    text_TD = full_precision(text.text_TD)
+    over_frames = owner.atom_frames_OAF is not None
+    own_OD, other_PD = (pool.mean_VD, text_TD) if over_frames else (text_TD, pool.mean_VD)
+    key_OAD = full_precision(owner.key_OAD)
+    text_centred_TD = centre(text_TD)
+    text_variance_T = text_centred_TD.square().mean(dim=-1)
+
+    if interaction.query == "text":
+        scale_T = (text_variance_T + owner.eps).rsqrt()
+        if over_frames:
+            logits_OAP = products(owner.key_OAD, text.text_TD) * scale_T
+        else:  # no video takes part: one column for all of them
+            logits_OAP = (key_OAD @ (text_TD * scale_T[:, None])[..., None]).expand(-1, -1, other_PD.shape[0])
+    else:
+        mean_centred_VD = centre(pool.mean_VD)
+        product_VT = mean_centred_VD @ text_centred_TD.mT * (2 / text_TD.shape[-1])
+        variance_VT = mean_centred_VD.square().mean(dim=-1)[:, None] + text_variance_T - product_VT
+        scale_VT = (variance_VT.clamp_min(0) + owner.eps).rsqrt()
+        scale_O1P = (scale_VT if over_frames else scale_VT.mT)[:, None]
+        own_OA1 = key_OAD @ own_OD[..., None]
+        towards_owner = (interaction.gap_direction == "video_minus_text") == over_frames
+        cross_OAP = products(owner.key_OAD, text.text_TD if over_frames else other_PD.to(owner.key_OAD.dtype))
+        logits_OAP = (own_OA1 - cross_OAP if towards_owner else cross_OAP - own_OA1) * scale_O1P
+
+    logits_OAP = logits_OAP + owner.key_bias_OA[..., None]
+    logits_OHCP = logits_OAP.unflatten(1, (owner.num_heads, -1))
+    weights_OHCP: Tensor = logits_OHCP.masked_fill(~owner.mask_OC[:, None, :, None], float("-inf")).softmax(
+        dim=2
+    )
+    return weights_OHCP.flatten(1, 2)
+
+
+def _pooled_increment_over_words(
+    owner: IncrementCard, pool: PoolCard, weights_VFT: Tensor, y_TAV: Tensor, scale3_TV: Tensor
+) -> Tensor:
+    """Delta·pooled when the atoms belong to the texts, [T, V].
+
+    The pooled video differs with the text, so its products with the text's atoms cannot be prepared per
+    video; forming it for one text at a time (V × D) is ten times cheaper than all frame–atom products.
+    Recomputed in backward.
+    """
+    frames_VFD = full_precision(pool.frames_VFD)
+
+    def one_text(weights_VF: Tensor, atom_AD: Tensor, y_AV: Tensor, scale3_V: Tensor) -> Tensor:
+        pooled_VD = (weights_VF[:, None] @ frames_VFD).squeeze(1)
+        products_VA = pooled_VD @ full_precision(atom_AD).mT
+        return (
+            (y_AV * products_VA.mT).sum(dim=0)
+            + scale3_V * (pooled_VD @ owner.scaled_D)
+            + pooled_VD @ owner.fixed_D
+        )
+
+    rows = zip(weights_VFT.unbind(-1), owner.atom_OAD, y_TAV, scale3_TV, strict=True)
+    if torch.is_grad_enabled():
+        return torch.stack([checkpoint(one_text, *row, use_reentrant=False) for row in rows])
+    return torch.stack([one_text(*row) for row in rows])
+
+
+def _rescale(
+    pairs: PairProducts, text: TextFeatures, pool: PoolCard, interaction: Interaction
+) -> PairProducts:
+    """Give each increment the length the interaction asks for."""
+    if not interaction.normalise and interaction.query == "gap":
+        return pairs
+    increment_sq = torch.as_tensor(pairs.increment_sq)
+    if interaction.normalise:
+        length = torch.ones_like(increment_sq)
+    else:
+        unit_TD = F.normalize(full_precision(text.text_TD), dim=-1)
+        length_VT = (pool.unit_mean_VD @ unit_TD.mT).exp()
+        length = length_VT if interaction.context == "frames" else length_VT.mT
+    factor = length * increment_sq.clamp_min(1e-24).rsqrt()
+    return replace(
+        pairs,
+        increment_sq=length.square(),
+        text_increment=pairs.text_increment * factor,
+        pooled_increment=pairs.pooled_increment * factor,
+    )
+
+
+def _quadratic(gram_OAA: Tensor, x_OAP: Tensor) -> Tensor:
+    return (x_OAP * (gram_OAA @ x_OAP)).sum(dim=1)
+
+
+def _linear(row_OA: Tensor, x_OAP: Tensor) -> Tensor:
+    return (row_OA[:, None] @ x_OAP).squeeze(1)

@@ -1,0 +1,37 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():  # then CUDA kernels run on the CPU; must be set before triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may wait for a network
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from gare import GARE, GareConfig
+
+settings.register_profile("gare", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("gare")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The reference files beside the checkout; tests that need them are skipped only where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the folder ../shared (golden files, annotations, data) is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture
+def tiny_model() -> GARE:
+    torch.manual_seed(0)
+    return GARE(GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 2}})).eval()

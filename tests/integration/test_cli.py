@@ -1,0 +1,77 @@
+"""The command line in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gare
+
+GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([GARE_COMMAND, *arguments], capture_output=True, text=True, timeout=240)
+
+
+def test_bench_scoring_prints_one_json_object():
+    result = run(
+        *["bench", "scoring", "--texts", "5", "--videos", "7", "--frames", "3", "--dim", "16", "--json"]
+    )
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    assert {
+        "dense_ms",
+        "factored_ms",
+        "cards_ms",
+        "floor_ms",
+        "speedup",
+        "max_abs_difference",
+    } <= numbers.keys()
+    assert numbers["speedup"] == pytest.approx(numbers["dense_ms"] / numbers["factored_ms"])
+    assert numbers["max_abs_difference"] < 2e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("bfloat16", 0.05)])
+def test_bench_scoring_in_other_precisions(dtype, tolerance):
+    result = run(*f"bench scoring --texts 4 --videos 4 --frames 2 --dim 32 --dtype {dtype} --json".split())
+    assert json.loads(result.stdout)["max_abs_difference"] < tolerance
+
+
+def test_bench_scoring_prints_a_table():
+    result = run(*["bench", "scoring", "--texts", "2", "--videos", "3", "--dim", "16"])
+    assert result.returncode == 0, result.stderr
+    assert "factored, cards ready" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("bench scoring --dtype int8", "is not one of float32"),
+        ("bench scoring --device tpu", "is not a device"),
+        ("bench scoring --device cuda:9", "use --device cpu"),
+        ("bench scoring --texts 0", "greater than or equal to 1"),
+        ("bench scorign", "No such command"),
+    ],
+)
+def test_misuse_is_explained_and_exits_with_2(arguments, message):
+    result = run(*arguments.split())
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_version():
+    assert run("--version").stdout == f"{gare.__version__}\n"
+
+
+def test_demo_trains_and_agrees():
+    result = run("demo")
+    assert result.returncode == 0, result.stderr
+    assert "8 of 8 captions find their clip" in result.stdout
+    assert "Factored scoring gives the same numbers" in result.stdout

@@ -1,0 +1,229 @@
+"""The model as a user meets it: encode, score, train a step, save, load, and be told what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from features import all_interactions
+from gare import GARE, GareConfig, ObjectiveConfig, TextFeatures, VideoFeatures
+from gare.errors import CheckpointError, VideoError
+from gare.objective import training_loss
+
+TEXTS = ["a dog catches a frisbee", "rain on a window", "two people cook"]
+
+
+def tiny(**settings):
+    torch.manual_seed(0)
+    return GARE(GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 1}, **settings}))
+
+
+def features(model, num_videos=3):
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randn(num_videos, 4, 3, 32, 32, generator=generator)
+    mask = torch.ones(num_videos, 4, dtype=torch.bool)
+    mask[0, 2:] = False
+    ids, words = model.backbone.tokenize((TEXTS * num_videos)[:num_videos])
+    return model.text_features(ids, words), model.video_features(pixels, mask)
+
+
+@pytest.mark.parametrize("increment", [{"enabled": False}, {"num_heads": 1}, {"num_heads": 4}], ids=str)
+@pytest.mark.parametrize("interaction", all_interactions(), ids=str)
+def test_every_axis_trains_and_evaluates(interaction, increment):
+    """One training step reaches every parameter, and both scoring methods agree afterwards."""
+    from dataclasses import asdict
+
+    model = tiny(
+        interaction=asdict(interaction), increment=increment, temperature={"learnable": True}
+    ).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    pairs = model.score_pairs(*features(model))
+    training_loss(pairs, model.logit_scale, ObjectiveConfig()).total.backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert without == []
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        text, video = features(model)
+        dense = model.score(text, video, method="dense")
+        torch.testing.assert_close(model.score(text, video), dense, atol=2e-5, rtol=0)
+        torch.testing.assert_close(model.score_pairs(text, video).scores_TV, dense)
+
+
+def test_the_width_follows_the_backbone():
+    for dim in (16, 24):
+        model = tiny(backbone={"family": "tiny", "dim": dim})
+        assert model.dim == dim
+        assert model.increment_net.query.weight.shape == (dim, dim)
+
+
+def test_a_video_is_a_path_or_a_list_of_images(tiny_model, tmp_path):
+    images = [Image.new("RGB", (50, 40), colour) for colour in ("red", "blue")]
+    images[0].save(tmp_path / "red.png")
+    video = tiny_model.encode_video([images, [images[0]], str(tmp_path / "red.png")])
+    assert video.frames_VFD.shape == (3, 2, 16)
+    assert video.mask_VF.tolist() == [[True, True], [True, False], [True, False]]
+    torch.testing.assert_close(video.frames_VFD[1, 0], video.frames_VFD[2, 0])
+    text = tiny_model.encode_text(TEXTS)
+    together = tiny_model.score(text, video)
+    alone = tiny_model.score(text, tiny_model.encode_video([[images[0]]]))
+    torch.testing.assert_close(together[:, 1:2], alone)
+
+
+def test_batches_do_not_change_features(tiny_model):
+    whole, pieces = tiny_model.encode_text(TEXTS), tiny_model.encode_text(TEXTS, batch_size=1)
+    torch.testing.assert_close(whole.text_TD, pieces.text_TD)
+    assert torch.equal(whole.mask_TW, pieces.mask_TW)
+
+
+@torch.no_grad()
+def test_cards_give_the_same_scores(tiny_model):
+    text, video = features(tiny_model)
+    cards = tiny_model.score_cards(video)
+    assert len(cards) == 3
+    torch.testing.assert_close(tiny_model.score(text, cards), tiny_model.score(text, video))
+    radii = tiny_model.score_pairs(text, video).increment_TVD.norm(dim=-1)
+    torch.testing.assert_close(tiny_model.radii(text, cards), radii)
+    assert tiny_model.frame_weights(text, cards).pool_TVF.shape == (3, 3, 4)
+
+
+def test_dropout_is_never_ignored_quietly():
+    model = tiny().train()
+    text, video = features(model)
+    with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
+        model.score(text, video, method="factored")
+    assert model.score(text, video).shape == (3, 3)  # auto falls back to dense
+
+
+@pytest.mark.parametrize("settings", [{}, {"preset": "released"}, {"increment": {"enabled": False}}], ids=str)
+def test_saved_models_come_back_the_same(tmp_path, settings):
+    model = tiny(**settings).eval()
+    model.save_pretrained(tmp_path / "model")
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "model").iterdir()}
+    loaded = GARE.from_pretrained(tmp_path / "model")
+    assert loaded.config == model.config
+    assert not loaded.training
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.score(*features(loaded)), model.score(*features(model)))
+
+
+def test_files_that_are_no_model_say_what_to_do(tmp_path, tiny_model):
+    with pytest.raises(CheckpointError, match="is not a folder here, and the hub did not give it"):
+        GARE.from_pretrained(tmp_path / "missing")
+    with pytest.raises(CheckpointError, match="is not a folder here"):
+        GARE.from_pretrained("nobody/nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"has no config\.json; a GARE model is a folder written by"):
+        GARE.from_pretrained(tmp_path / "empty")
+
+    folder = tmp_path / "model"
+    tiny_model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+
+    def spoil(**changes):
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    spoil(surprise=1)
+    with pytest.raises(CheckpointError, match="unknown key 'surprise'"):
+        GARE.from_pretrained(folder)
+    spoil(backbone={"family": "tiny", "dim": 8})
+    with pytest.raises(
+        CheckpointError, match=r"do not fit its config: \d+ of another shape \(first: backbone"
+    ):
+        GARE.from_pretrained(folder)
+    spoil(increment={"enabled": False})
+    with pytest.raises(CheckpointError, match=r"18 unexpected \(first: increment_net\.key\.bias\)"):
+        GARE.from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not a GARE model that this version can read"):
+        GARE.from_pretrained(folder)
+    spoil()
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(CheckpointError, match="is not a GARE model that this version can read"):
+        GARE.from_pretrained(folder)
+
+
+def vectors(num_texts=2, num_videos=2, dim=16):
+    mask = torch.ones(num_videos, 3, dtype=torch.bool)
+    return TextFeatures.from_vectors(torch.randn(num_texts, dim)), VideoFeatures(
+        torch.randn(num_videos, 3, dim), mask
+    )
+
+
+def test_bad_features_are_refused_before_they_are_scored(tiny_model):
+    text, video = vectors()
+    with pytest.raises(ValueError, match="nothing to score: 0 texts and 2 videos"):
+        tiny_model.score(text[:0], video)
+    with pytest.raises(ValueError, match="texts of 8 and videos of 16 dimensions, but this model has 16"):
+        tiny_model.score(vectors(dim=8)[0], video)
+    text.text_TD[1, 3] = float("nan")
+    for call in (tiny_model.score, tiny_model.score_pairs, tiny_model.radii, tiny_model.frame_weights):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            call(text, video)
+    text, video = vectors()
+    video.mask_VF[1] = False
+    with pytest.raises(ValueError, match="a video without a real frame"):
+        tiny_model.score(text, video)
+    with pytest.raises(ValueError, match="not one of auto, factored, dense"):
+        tiny_model.score(*vectors(), method="fast")
+    with pytest.raises(ValueError, match="score cards are for method 'factored'"):
+        tiny_model.score(text, tiny_model.score_cards(vectors()[1]), method="dense")
+    with pytest.raises(ValueError, match="the baseline has no increments"):
+        tiny(increment={"enabled": False}).radii(*vectors())
+
+
+def test_bad_inputs_to_the_towers_are_refused(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=r"for a single one pass \['a dog'\]"):
+        tiny_model.encode_text("a dog")
+    with pytest.raises(ValueError, match="at least one text"):
+        tiny_model.encode_text([])
+    with pytest.raises(ValueError, match="for a single one pass"):
+        tiny_model.encode_video("clip.mp4")
+    with pytest.raises(ValueError, match="at least one video"):
+        tiny_model.encode_video([])
+    with pytest.raises(ValueError, match="at least one image"):
+        tiny_model.encode_video([[Image.new("RGB", (8, 8))], []])
+    with pytest.raises(VideoError, match="does not exist"):
+        tiny_model.encode_video([tmp_path / "missing.mp4"])
+    with pytest.raises(ValueError, match=r"must both be \[texts, words\]"):
+        tiny_model.text_features(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"pixels must be \[videos, frames, 3, 32, 32\]"):
+        tiny_model.video_features(torch.zeros(2, 3, 32, 32), torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"mask must be \[2, 3\]"):
+        tiny_model.video_features(torch.zeros(2, 3, 3, 32, 32), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TextFeatures.from_vectors(torch.zeros(3)), r"text_TD must be \[T, D\]"),
+        (
+            lambda: TextFeatures(torch.zeros(2, 4), torch.zeros(3, 1, 4), torch.ones(3, 1).bool()),
+            "does not fit",
+        ),
+        (
+            lambda: VideoFeatures(torch.zeros(2, 4), torch.ones(2, 4).bool()),
+            r"frames_VFD must be \[V, F, D\]",
+        ),
+        (lambda: VideoFeatures(torch.zeros(2, 3, 4), torch.ones(2, 3)), r"use mask_VF\.bool\(\)"),
+        (lambda: VideoFeatures(torch.zeros(2, 3, 4), torch.ones(2, 5).bool()), r"mask_VF is \[2, 5\]"),
+    ],
+)
+def test_features_of_the_wrong_shape_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@torch.no_grad()
+def test_padded_pixels_of_any_content_change_nothing():
+    model = tiny().eval()
+    text, _ = features(model)
+    pixels, mask = torch.randn(2, 4, 3, 32, 32), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    expected = model.score(text, model.video_features(pixels, mask))
+    for content in (0.0, 1e6, float("nan")):
+        other = pixels.clone()
+        other[0, 2:] = content
+        torch.testing.assert_close(model.score(text, model.video_features(other, mask)), expected)
