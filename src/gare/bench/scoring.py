@@ -76,7 +76,7 @@ def benchmark_scoring(
         floor_ms=floor_ms,
         speedup=dense_ms / factored_ms,
         factored_over_floor=factored_ms / floor_ms,
-        max_abs_difference=(dense_TV.float() - factored_TV.float()).abs().max().item(),
+        max_abs_difference=(dense_TV.double() - factored_TV.double()).abs().max().item(),
         dense_gflop=texts * videos * dense_flop_per_pair(frames, dim) / 1e9,
         factored_gflop=texts * videos * factored_flop_per_pair(frames, dim) / 1e9,
         floor_gflop=texts * videos * 6 * frames * dim / 1e9,

@@ -39,6 +39,21 @@ class PoolCard:
 
 
 @dataclass(frozen=True)
+class OwnFrames:
+    """Steps 2 and 6: what psi folded into the frames of a video gives with that video's own vectors."""
+
+    key_mean_VA: Tensor
+    atom_frames_VAF: Tensor
+    scaled_VF: Tensor
+    fixed_VF: Tensor
+
+    def __getitem__(self, rows: slice) -> OwnFrames:
+        return OwnFrames(
+            self.key_mean_VA[rows], self.atom_frames_VAF[rows], self.scaled_VF[rows], self.fixed_VF[rows]
+        )
+
+
+@dataclass(frozen=True)
 class IncrementCard:
     """Psi folded into the context tokens of each owner."""
 
@@ -61,8 +76,8 @@ class IncrementCard:
     atom_fixed_OA: Tensor
     num_heads: int
     eps: float
-    atom_frames_OAF: Tensor | None = None
-    """Step 6: products with the owner's own frames. None when the owners are texts, which have none."""
+    own: OwnFrames | None = None
+    """Products with the owner's own frames; None when the owners are texts, which have none."""
 
     def __getitem__(self, rows: slice) -> IncrementCard:
         return replace(
@@ -77,7 +92,7 @@ class IncrementCard:
             gram_OAA=self.gram_OAA[rows],
             atom_scaled_OA=self.atom_scaled_OA[rows],
             atom_fixed_OA=self.atom_fixed_OA[rows],
-            atom_frames_OAF=None if self.atom_frames_OAF is None else self.atom_frames_OAF[rows],
+            own=None if self.own is None else self.own[rows],
         )
 
 
@@ -104,8 +119,13 @@ def score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: 
     attended_VF = video.mask_VF if interaction.mask_frames else torch.ones_like(video.mask_VF)
     card = increment_card(video.frames_VFD, attended_VF, psi.weights())
     frames_VFD = full_precision(pool.frames_VFD)
-    atom_frames_VAF = full_precision(card.atom_OAD) @ frames_VFD.mT
-    return ScoreCards(pool, replace(card, atom_frames_OAF=atom_frames_VAF))
+    own = OwnFrames(
+        key_mean_VA=(full_precision(card.key_OAD) @ pool.mean_VD[..., None]).squeeze(-1),
+        atom_frames_VAF=full_precision(card.atom_OAD) @ frames_VFD.mT,
+        scaled_VF=frames_VFD @ card.scaled_D,
+        fixed_VF=frames_VFD @ card.fixed_D,
+    )
+    return ScoreCards(pool, replace(card, own=own))
 
 
 def pool_card(video: VideoFeatures, interaction: Interaction) -> PoolCard:

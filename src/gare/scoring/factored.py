@@ -173,7 +173,7 @@ def _kernel_fits(text: TextFeatures, owner: IncrementCard, pool: PoolCard) -> bo
         text.text_TD.is_cuda
         and not torch.is_grad_enabled()
         and text.text_TD.dtype != torch.float64
-        and owner.atom_frames_OAF is not None
+        and owner.own is not None
         and owner.num_heads == 1
         and pool.mask_VF.shape[1] <= 64
         and find_spec("triton") is not None
@@ -216,23 +216,18 @@ def pair_products(
     ).clamp_min(0)
     text_scaled_T, text_fixed_T = text_TD @ owner.scaled_D, text_TD @ owner.fixed_D
 
-    if owner.atom_frames_OAF is not None:  # the owners are videos: [O, P] is [V, T]
-        frames_VFD = full_precision(pool.frames_VFD)
-        scaled_VT = _linear(frames_VFD @ owner.scaled_D, weights_VFT)
-        fixed_VT = _linear(frames_VFD @ owner.fixed_D, weights_VFT)
+    if owner.own is not None:  # the owners are videos: [O, P] is [V, T]
+        scaled_VT = _linear(owner.own.scaled_VF, weights_VFT)
+        fixed_VT = _linear(owner.own.fixed_VF, weights_VFT)
+        text_atoms_VT = (y_OAP * products(owner.atom_OAD, text.text_TD)).sum(dim=1)
+        pooled_atoms_VT = (y_OAP * (owner.own.atom_frames_VAF @ weights_VFT)).sum(dim=1)
         result = PairProducts(
             text_sq=text_sq_T,
             pooled_sq=pooled_sq_VT,
             text_pooled=text_pooled_VT,
             increment_sq=increment_sq_OP,
-            text_increment=(
-                (y_OAP * products(owner.atom_OAD, text.text_TD)).sum(dim=1)
-                + scale3_OP * text_scaled_T
-                + text_fixed_T
-            ),
-            pooled_increment=(
-                (y_OAP * (owner.atom_frames_OAF @ weights_VFT)).sum(dim=1) + scale3_OP * scaled_VT + fixed_VT
-            ),
+            text_increment=text_atoms_VT + scale3_OP * text_scaled_T + text_fixed_T,
+            pooled_increment=pooled_atoms_VT + scale3_OP * scaled_VT + fixed_VT,
         )
     else:  # the owners are texts: [O, P] is [T, V]
         atom_text_TA = (full_precision(owner.atom_OAD) @ text_TD[..., None]).squeeze(-1)
@@ -263,28 +258,28 @@ def cosine(pairs: PairProducts, interaction: Interaction) -> Tensor:
 def _attention(text: TextFeatures, owner: IncrementCard, pool: PoolCard, interaction: Interaction) -> Tensor:
     """Steps 1 and 2: psi's attention weights [O, A, P], each head summing to one."""
     text_TD = full_precision(text.text_TD)
-    over_frames = owner.atom_frames_OAF is not None
-    own_OD, other_PD = (pool.mean_VD, text_TD) if over_frames else (text_TD, pool.mean_VD)
-    key_OAD = full_precision(owner.key_OAD)
     text_centred_TD = centre(text_TD)
     text_variance_T = text_centred_TD.square().mean(dim=-1)
+    if owner.own is not None:
+        own_OA, cross_OAP = owner.own.key_mean_VA, products(owner.key_OAD, text.text_TD)
+    else:
+        own_OA = (full_precision(owner.key_OAD) @ text_TD[..., None]).squeeze(-1)
+        cross_OAP = products(full_precision(owner.key_OAD), pool.mean_VD)
 
     if interaction.query == "text":
         scale_T = (text_variance_T + owner.eps).rsqrt()
-        if over_frames:
-            logits_OAP = products(owner.key_OAD, text.text_TD) * scale_T
-        else:  # no video takes part: one column for all of them
-            logits_OAP = (key_OAD @ (text_TD * scale_T[:, None])[..., None]).expand(-1, -1, other_PD.shape[0])
+        # Over words no video takes part, so one column serves all of them.
+        text_OAP = cross_OAP if owner.own is not None else own_OA[..., None].expand_as(cross_OAP)
+        logits_OAP = text_OAP * (scale_T if owner.own is not None else scale_T[:, None, None])
     else:
         mean_centred_VD = centre(pool.mean_VD)
         product_VT = mean_centred_VD @ text_centred_TD.mT * (2 / text_TD.shape[-1])
         variance_VT = mean_centred_VD.square().mean(dim=-1)[:, None] + text_variance_T - product_VT
         scale_VT = (variance_VT.clamp_min(0) + owner.eps).rsqrt()
-        scale_O1P = (scale_VT if over_frames else scale_VT.mT)[:, None]
-        own_OA1 = key_OAD @ own_OD[..., None]
-        towards_owner = (interaction.gap_direction == "video_minus_text") == over_frames
-        cross_OAP = products(owner.key_OAD, text.text_TD if over_frames else other_PD.to(owner.key_OAD.dtype))
-        logits_OAP = (own_OA1 - cross_OAP if towards_owner else cross_OAP - own_OA1) * scale_O1P
+        scale_OP = scale_VT if owner.own is not None else scale_VT.mT
+        towards_owner = (interaction.gap_direction == "video_minus_text") == (owner.own is not None)
+        difference_OAP = own_OA[..., None] - cross_OAP
+        logits_OAP = (difference_OAP if towards_owner else -difference_OAP) * scale_OP[:, None]
 
     logits_OAP = logits_OAP + owner.key_bias_OA[..., None]
     logits_OHCP = logits_OAP.unflatten(1, (owner.num_heads, -1))
@@ -300,24 +295,23 @@ def _pooled_increment_over_words(
     """Delta·pooled when the atoms belong to the texts, [T, V].
 
     The pooled video differs with the text, so its products with the text's atoms cannot be prepared per
-    video; forming it for one text at a time (V × D) is ten times cheaper than all frame–atom products.
-    Recomputed in backward.
+    video. Forming it for a few texts at a time costs F + W products of length D a pair, ten times less than
+    all F × W frame–atom products. Recomputed in backward, so that training keeps none of it either.
     """
     frames_VFD = full_precision(pool.frames_VFD)
 
-    def one_text(weights_VF: Tensor, atom_AD: Tensor, y_AV: Tensor, scale3_V: Tensor) -> Tensor:
-        pooled_VD = (weights_VF[:, None] @ frames_VFD).squeeze(1)
-        products_VA = pooled_VD @ full_precision(atom_AD).mT
-        return (
-            (y_AV * products_VA.mT).sum(dim=0)
-            + scale3_V * (pooled_VD @ owner.scaled_D)
-            + pooled_VD @ owner.fixed_D
-        )
+    def few_texts(weights_VFN: Tensor, atom_NAD: Tensor, y_NAV: Tensor, scale3_NV: Tensor) -> Tensor:
+        pooled_NVD = (weights_VFN.mT @ frames_VFD).transpose(0, 1)
+        products_NVA = pooled_NVD @ full_precision(atom_NAD).mT
+        scaled_NV, fixed_NV = pooled_NVD @ owner.scaled_D, pooled_NVD @ owner.fixed_D
+        return (y_NAV * products_NVA.mT).sum(dim=1) + scale3_NV * scaled_NV + fixed_NV
 
-    rows = zip(weights_VFT.unbind(-1), owner.atom_OAD, y_TAV, scale3_TV, strict=True)
+    size = max(1, min(16, len(y_TAV) // 4))
+    pieces = (x.split(size) for x in (owner.atom_OAD, y_TAV, scale3_TV))
+    rows = zip(weights_VFT.split(size, dim=-1), *pieces, strict=True)
     if torch.is_grad_enabled():
-        return torch.stack([checkpoint(one_text, *row, use_reentrant=False) for row in rows])
-    return torch.stack([one_text(*row) for row in rows])
+        return torch.cat([checkpoint(few_texts, *row, use_reentrant=False) for row in rows])
+    return torch.cat([few_texts(*row) for row in rows])
 
 
 def _rescale(

@@ -25,55 +25,48 @@ TEXTS_PER_PROGRAM = 64
 
 def score(text_TD: Tensor, owner: IncrementCard, pool: PoolCard, interaction: Interaction) -> Tensor:
     """Scores [V, T] of one block."""
-    assert owner.atom_frames_OAF is not None
+    assert owner.own is not None
     num_videos, num_frames = pool.mask_VF.shape
     num_texts, dim = text_TD.shape
     wide_TD = full_precision(text_TD)
-    frames_VFD = full_precision(pool.frames_VFD)
     text_centred_TD, mean_centred_VD = centre(wide_TD), centre(pool.mean_VD)
     scaled_D, fixed_D = owner.scaled_D, owner.fixed_D
     scores_VT = torch.empty(num_videos, num_texts, dtype=torch.float32, device=text_TD.device)
-
-    # The order of the rows below is the order in which the kernel reads them.
-    per_text_4T = torch.stack(
-        [
-            wide_TD.square().sum(dim=-1),
-            text_centred_TD.square().mean(dim=-1),
-            wide_TD @ scaled_D,
-            wide_TD @ fixed_D,
-        ]
-    )
-    per_frame_V7F = torch.stack(
-        [
-            owner.key_bias_OA,
-            (full_precision(owner.key_OAD) @ pool.mean_VD[..., None]).squeeze(-1),
-            owner.linear3_OA,
-            owner.atom_scaled_OA,
-            owner.atom_fixed_OA,
-            frames_VFD @ scaled_D,
-            frames_VFD @ fixed_D,
-        ],
-        dim=1,
-    )
-    gram_V5FF = torch.stack(
-        [owner.gram2_OAA, owner.gram3_OAA, owner.gram_OAA, owner.atom_frames_OAF, pool.gram_VFF], dim=1
-    )
     constants_4 = torch.stack([owner.constant3, scaled_D @ scaled_D, scaled_D @ fixed_D, fixed_D @ fixed_D])
     length_is_learned = interaction.query == "gap" or interaction.normalise
 
     _score_kernel[(num_videos, triton.cdiv(num_texts, TEXTS_PER_PROGRAM))](
+        # for each frame and text
         products(owner.key_OAD, text_TD),
         products(owner.atom_OAD, text_TD),
         products(pool.frames_VFD, text_TD),
+        # for each pair
         mean_centred_VD @ text_centred_TD.mT * (2 / dim),
         scores_VT if length_is_learned else pool.unit_mean_VD @ F.normalize(wide_TD, dim=-1).mT,
-        per_text_4T,
-        per_frame_V7F,
-        gram_V5FF,
-        constants_4,
+        # for each text
+        wide_TD.square().sum(dim=-1),
+        text_centred_TD.square().mean(dim=-1),
+        wide_TD @ scaled_D,
+        wide_TD @ fixed_D,
+        # for each frame
+        pool.mask_VF.contiguous(),
+        owner.mask_OC.contiguous(),
+        owner.key_bias_OA,
+        owner.own.key_mean_VA,
+        owner.linear3_OA,
+        owner.atom_scaled_OA,
+        owner.atom_fixed_OA,
+        owner.own.scaled_VF,
+        owner.own.fixed_VF,
+        # for each pair of frames
+        owner.gram2_OAA,
+        owner.gram3_OAA,
+        owner.gram_OAA,
+        owner.own.atom_frames_VAF,
+        pool.gram_VFF,
+        # for each video, and for all
         mean_centred_VD.square().mean(dim=-1),
-        pool.mask_VF.to(torch.int8),
-        owner.mask_OC.to(torch.int8),
+        constants_4,
         scores_VT,
         num_texts,
         num_frames,
@@ -106,8 +99,10 @@ def _softmax_over_frames(logits, kept):
 @triton.jit
 def _score_kernel(
     key_text_ptr, atom_text_ptr, frame_text_ptr, gap_product_ptr, mean_cosine_ptr,
-    per_text_ptr, per_frame_ptr, gram_ptr, constants_ptr, mean_variance_ptr, real_ptr, attended_ptr,
-    scores_ptr, num_texts, num_frames, eps, inverse_temperature,
+    text_sq_ptr, text_variance_ptr, text_scaled_ptr, text_fixed_ptr,
+    real_ptr, attended_ptr, key_bias_ptr, key_mean_ptr, linear3_ptr, atom_scaled_ptr, atom_fixed_ptr,
+    frame_scaled_ptr, frame_fixed_ptr, gram2_ptr, gram3_ptr, gram_ptr, atom_frames_ptr, frames_gram_ptr,
+    mean_variance_ptr, constants_ptr, scores_ptr, num_texts, num_frames, eps, inverse_temperature,
     FRAMES: tl.constexpr, TEXTS: tl.constexpr, QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr,
     NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr,
 ):  # fmt: skip
@@ -123,30 +118,29 @@ def _score_kernel(
     atom_text = tl.load(atom_text_ptr + tile, mask=in_tile, other=0.0)
     frame_text = tl.load(frame_text_ptr + tile, mask=in_tile, other=0.0)
 
-    real = tl.load(real_ptr + v * num_frames + f, mask=in_f, other=0) != 0
-    attended = tl.load(attended_ptr + v * num_frames + f, mask=in_f, other=0) != 0
-    row = per_frame_ptr + v * 7 * num_frames + f
-    key_bias = tl.load(row, mask=in_f, other=0.0)
-    key_mean = tl.load(row + num_frames, mask=in_f, other=0.0)
-    linear3 = tl.load(row + 2 * num_frames, mask=in_f, other=0.0)
-    atom_scaled = tl.load(row + 3 * num_frames, mask=in_f, other=0.0)
-    atom_fixed = tl.load(row + 4 * num_frames, mask=in_f, other=0.0)
-    frame_scaled = tl.load(row + 5 * num_frames, mask=in_f, other=0.0)
-    frame_fixed = tl.load(row + 6 * num_frames, mask=in_f, other=0.0)
+    row = v * num_frames + f
+    real = tl.load(real_ptr + row, mask=in_f, other=0) != 0
+    attended = tl.load(attended_ptr + row, mask=in_f, other=0) != 0
+    key_bias = tl.load(key_bias_ptr + row, mask=in_f, other=0.0)
+    key_mean = tl.load(key_mean_ptr + row, mask=in_f, other=0.0)
+    linear3 = tl.load(linear3_ptr + row, mask=in_f, other=0.0)
+    atom_scaled = tl.load(atom_scaled_ptr + row, mask=in_f, other=0.0)
+    atom_fixed = tl.load(atom_fixed_ptr + row, mask=in_f, other=0.0)
+    frame_scaled = tl.load(frame_scaled_ptr + row, mask=in_f, other=0.0)
+    frame_fixed = tl.load(frame_fixed_ptr + row, mask=in_f, other=0.0)
 
-    size = num_frames * num_frames
-    cell = gram_ptr + v * 5 * size + f[:, None] * num_frames + f[None, :]
+    cell = (v * num_frames + f)[:, None] * num_frames + f[None, :]
     in_cell = in_f[:, None] & in_f[None, :]
-    gram2 = tl.load(cell, mask=in_cell, other=0.0)
-    gram3 = tl.load(cell + size, mask=in_cell, other=0.0)
-    gram = tl.load(cell + 2 * size, mask=in_cell, other=0.0)
-    atom_frames = tl.load(cell + 3 * size, mask=in_cell, other=0.0)
-    frames_gram = tl.load(cell + 4 * size, mask=in_cell, other=0.0)
+    gram2 = tl.load(gram2_ptr + cell, mask=in_cell, other=0.0)
+    gram3 = tl.load(gram3_ptr + cell, mask=in_cell, other=0.0)
+    gram = tl.load(gram_ptr + cell, mask=in_cell, other=0.0)
+    atom_frames = tl.load(atom_frames_ptr + cell, mask=in_cell, other=0.0)
+    frames_gram = tl.load(frames_gram_ptr + cell, mask=in_cell, other=0.0)
 
-    text_sq = tl.load(per_text_ptr + t, mask=in_t, other=1.0)
-    text_variance = tl.load(per_text_ptr + num_texts + t, mask=in_t, other=1.0)
-    text_scaled = tl.load(per_text_ptr + 2 * num_texts + t, mask=in_t, other=0.0)
-    text_fixed = tl.load(per_text_ptr + 3 * num_texts + t, mask=in_t, other=0.0)
+    text_sq = tl.load(text_sq_ptr + t, mask=in_t, other=1.0)
+    text_variance = tl.load(text_variance_ptr + t, mask=in_t, other=1.0)
+    text_scaled = tl.load(text_scaled_ptr + t, mask=in_t, other=0.0)
+    text_fixed = tl.load(text_fixed_ptr + t, mask=in_t, other=0.0)
     constant3 = tl.load(constants_ptr)
     scaled_sq = tl.load(constants_ptr + 1)
     scaled_fixed = tl.load(constants_ptr + 2)

@@ -1,0 +1,60 @@
+"""What the docs say is run, and generated pages are fresh."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line.split("#")[0].strip() for block in code_blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_readme_commands_work(command):
+    """`make test` runs this test, so make targets are only resolved; CI runs them for real."""
+    program, *arguments = command.split()
+    if program == "make":
+        run = ["make", "--dry-run", *arguments]
+    else:
+        run = [str(Path(sys.executable).with_name(program)), *arguments]
+    result = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+
+
+def test_readme_python_works(tmp_path):
+    code = "\n".join(code_blocks("python"))
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("tensor([[")
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_reference_pages_are_fresh():
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs/generate_reference.py")
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    for name, page in generator.PAGES.items():
+        written = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+        assert written == page(), f"docs/reference/{name} is stale: run python docs/generate_reference.py"
