@@ -27,6 +27,10 @@ class DataError(GareError):
     """Annotations, a manifest or a cache that is missing, malformed or incomplete."""
 
 
+class EvaluationError(GareError):
+    """Results that are missing, damaged or of another protocol, or a gallery that is not the whole split."""
+
+
 class VideoError(GareError):
     """A video or image that cannot be opened or decoded; `kind` says why in one word."""
 

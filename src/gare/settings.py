@@ -26,6 +26,7 @@ class Range:
     """Bounds of a number, as in `Annotated[float, Range(above=0)]`."""
 
     least: float | None = None
+    most: float | None = None
     above: float | None = None
     below: float | None = None
 
@@ -33,11 +34,21 @@ class Range:
         """What is wrong with a value, or None."""
         if self.least is not None and not value >= self.least:
             return f"must be at least {self.least}"
+        if self.most is not None and not value <= self.most:
+            return f"must be at most {self.most}"
         if self.above is not None and not value > self.above:
             return f"must be greater than {self.above}"
         if self.below is not None and not value < self.below:
             return f"must be less than {self.below}"
         return None
+
+
+@dataclass(frozen=True)
+class NotEmpty:
+    """A string or list that must hold something."""
+
+    def describe(self, value: Sequence[Any]) -> str | None:
+        return None if value else "must not be empty"
 
 
 PositiveInt = Annotated[int, Range(least=1)]
@@ -78,11 +89,7 @@ class Settings:
     def to_values(self) -> dict[str, Any]:
         """Plain values, as `load` takes them; None is left out."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: value.to_values() if isinstance(value, Settings) else value
-            for name, value in values.items()
-            if value is not None
-        }
+        return {name: _plain(value) for name, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
         return "\n".join(_toml_lines(self.to_values())) + "\n"
@@ -126,10 +133,22 @@ def _build(cls: type[Any], values: Any, where: str, problems: list[str]) -> Any:
         f"unknown key '{_join(where, key)}'; known here: {', '.join(sorted(known))}"
         for key in values.keys() - known
     ]
+    problems += [
+        f"'{_join(where, field.name)}' is missing"
+        for field in dataclasses.fields(cls)
+        if field.name not in values and _is_required(field, hints[field.name])
+    ]
     checked = {
         key: _check(values[key], hints[key], _join(where, key), problems) for key in values.keys() & known
     }
-    return cls(**checked) if len(problems) == before else None
+    if len(problems) > before:
+        return None
+    absent = {field.name: None for field in dataclasses.fields(cls) if _has_no_default(field)}
+    try:
+        return cls(**{**absent, **checked})
+    except ConfigError as error:  # what a class checks beyond single values
+        problems.append(f"{where}: {error}" if where else str(error))
+        return None
 
 
 def _check(value: Any, hint: Any, where: str, problems: list[str]) -> Any:
@@ -150,6 +169,16 @@ def _check(value: Any, hint: Any, where: str, problems: list[str]) -> Any:
             problems.append(f"{where}: must be {_either(typing.get_args(hint))}, not {value!r}")
         return value
     kind = origin or hint
+    parts = typing.get_args(hint)
+    if kind is tuple and isinstance(value, list | tuple):
+        return tuple(_check(item, parts[0], f"{where}[{i}]", problems) for i, item in enumerate(value))
+    if kind is dict and parts and isinstance(value, Mapping):
+        return {
+            _check(key, parts[0], where, problems): _check(item, parts[1], _join(where, str(key)), problems)
+            for key, item in value.items()
+        }
+    if kind is Any:
+        return value
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, where, problems)  # type: ignore[arg-type]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -159,13 +188,22 @@ def _check(value: Any, hint: Any, where: str, problems: list[str]) -> Any:
     return value
 
 
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_required(field: dataclasses.Field[Any], hint: Any) -> bool:
+    """None is not written to files, so a value that may be None may also be absent."""
+    return _has_no_default(field) and NoneType not in typing.get_args(hint)
+
+
 _WORDS: Mapping[type, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a string",
     dict: "a table",
-    list: "a list",
+    tuple: "a list",
 }
 
 
@@ -199,6 +237,14 @@ def _merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         if isinstance(defaults[key], Mapping) and isinstance(values[key], Mapping):
             merged[key] = _merge(defaults[key], values[key])
     return merged
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.to_values()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 # --- text --------------------------------------------------------------------------------------------------

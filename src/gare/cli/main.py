@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from gare import __version__
-from gare.cli import bench, demo
+from gare.cli import bench, compare, demo
 from gare.errors import GareError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command()(compare.compare)
 app.command()(demo.demo)
 
 
