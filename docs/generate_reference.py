@@ -25,6 +25,7 @@ def settings_page() -> str:
     classes = [
         config.GareConfig,
         config.ClipBackboneConfig,
+        config.MiniBackboneConfig,
         config.TinyBackboneConfig,
         config.TemporalConfig,
         config.IncrementConfig,

@@ -33,7 +33,24 @@ class TinyBackboneConfig(Settings):
     max_words: PositiveInt = 16
 
 
-BackboneConfig = ClipBackboneConfig | TinyBackboneConfig
+@dataclass(frozen=True)
+class MiniBackboneConfig(Settings):
+    """EfficientNet-Lite0 and MiniLM-L6 from their packages, projected into one space."""
+
+    family: Literal["mini"] = "mini"
+    dim: PositiveInt = 384
+    image_size: PositiveInt = 192
+    max_words: PositiveInt = 32
+    freeze_image: bool = False
+    """Train neither the image tower nor its first blocks; the projection is always trained."""
+    frozen_image_blocks: Annotated[int, Range(least=0, most=16)] = 0
+    """How many of the image tower's first blocks stay as they are, the stem with them."""
+    freeze_text: bool = False
+    freeze_words: bool = False
+    """Leave the word embeddings as they are: half of the text tower's weights."""
+
+
+BackboneConfig = ClipBackboneConfig | MiniBackboneConfig | TinyBackboneConfig
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,11 @@ def test_overrides_reach_nested_values():
             "interaction.context: must be 'frames' or 'words', not 'audio'",
         ),
         ({"increment": {"num_heads": 0}}, "increment.num_heads: must be at least 1, not 0"),
-        ({"backbone": {"family": "resnet"}}, "backbone.family: must be 'clip' or 'tiny', not 'resnet'"),
-        ({"backbone": {}}, "backbone.family: must be 'clip' or 'tiny', not None"),
+        (
+            {"backbone": {"family": "resnet"}},
+            "backbone.family: must be 'clip' or 'mini' or 'tiny', not 'resnet'",
+        ),
+        ({"backbone": {}}, "backbone.family: must be 'clip' or 'mini' or 'tiny', not None"),
         ({"increment": {"enabled": 1}}, "increment.enabled: must be true or false, not 1"),
         ({"increment": {"dropout": "much"}}, "increment.dropout: must be a number, not 'much'"),
         ({"num_frames": 2.5}, "num_frames: must be a whole number, not 2.5"),

