@@ -31,6 +31,7 @@ class TinyBackboneConfig(Settings):
     image_size: PositiveInt = 32
     vocabulary: PositiveInt = 512
     max_words: PositiveInt = 16
+    freeze_image: bool = False
 
 
 @dataclass(frozen=True)

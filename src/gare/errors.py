@@ -37,3 +37,7 @@ class VideoError(GareError):
     def __init__(self, message: str, kind: VideoProblem = "unreadable") -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class TrainingError(GareError):
+    """A run that cannot go on: a loss or gradient that is not finite."""

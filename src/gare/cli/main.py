@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from gare import __version__
-from gare.cli import bench, compare, demo
+from gare.cli import ablate, bench, compare, data, demo, evaluate, train
 from gare.errors import GareError
 
 app = typer.Typer(
@@ -18,8 +18,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(ablate.ablate)
 app.command()(compare.compare)
+app.add_typer(bench.app, name="bench")
 app.command()(demo.demo)
 
 

@@ -1,1 +1,1 @@
-"""Videos, captions and manifests."""
+"""Datasets, manifests, decoding, caches and loaders."""

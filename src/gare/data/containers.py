@@ -48,7 +48,7 @@ def _iso_media(file: BinaryIO, size: int) -> str | None:
             break
         if kind in _ISO_MEDIA_BOXES and position + length > size:
             return _compare(position + length, size)
-        has_index = has_index or kind == b"moov"
+        has_index = has_index or kind in (b"moov", b"meta")  # meta: still pictures in the same container
         position += length
     return None if has_index else "its index (the moov box, written last) is not there"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gare.data.sampling import Sampling, sample_indices
 from gare.errors import VideoError, VideoProblem
@@ -41,9 +41,7 @@ def list_images(source: str) -> list[str]:
     if separator:
         found = [f"{archive}{TAR_SEPARATOR}{name}" for name in _open_tar(archive).select(member)]
         if not found:
-            raise VideoError(
-                f"{archive} has no image '{member}'; a prefix ends with /, as in video7/", "missing"
-            )
+            raise VideoError(f"{archive} has no image or folder '{member}'", "missing")
         return found
     path = Path(source)
     if not path.exists():
@@ -64,12 +62,19 @@ def read_bytes(name: str) -> bytes:
     return _open_tar(archive).read(member) if separator else Path(name).read_bytes()
 
 
+def size_of(name: str) -> int:
+    """How many bytes `read_bytes` would give."""
+    archive, separator, member = name.partition(TAR_SEPARATOR)
+    return _open_tar(archive).places[member][1] if separator else os.path.getsize(name)
+
+
 def _open_image(name: str) -> Image.Image:
     try:
         content = read_bytes(name)
         if not content:
             raise VideoError(f"{name} is empty (0 bytes)", "zero_length")
-        return Image.open(io.BytesIO(content)).convert("RGB")
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))  # as a phone held it
+        return image.convert("RGB")
     except FileNotFoundError:
         raise VideoError(f"{name} does not exist", "missing") from None
     except UnidentifiedImageError:
@@ -129,4 +134,4 @@ def _index_tar(path: str, _mtime_ns: int, _size: int) -> _TarIndex:
 
 def _natural_order(name: str) -> list[str | int]:
     """`frame2` before `frame10`."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -24,7 +24,7 @@ def sample_times(duration: float, num_frames: int, sampling: Sampling = "grid") 
     >>> sample_times(2.0, 4, "uniform")
     [0.25, 0.75, 1.25, 1.75]
     """
-    _check(num_frames, sampling)
+    check_sampling(num_frames, sampling)
     if sampling == "uniform":
         return [(part + 0.5) * duration / num_frames for part in range(num_frames)]
     num_seconds = max(1, math.ceil(duration - _ROUNDING_S))
@@ -37,7 +37,7 @@ def sample_indices(num_available: int, num_frames: int, sampling: Sampling = "gr
     >>> sample_indices(10, 4), sample_indices(10, 4, "uniform"), sample_indices(2, 4, "uniform")
     ([0, 3, 6, 9], [1, 3, 6, 8], [0, 1])
     """
-    _check(num_frames, sampling)
+    check_sampling(num_frames, sampling)
     if num_available <= num_frames:
         return list(range(num_available))
     if sampling == "uniform":
@@ -45,7 +45,7 @@ def sample_indices(num_available: int, num_frames: int, sampling: Sampling = "gr
     return [int(index) for index in np.linspace(0, num_available - 1, num_frames, dtype=int)]
 
 
-def _check(num_frames: int, sampling: str) -> None:
+def check_sampling(num_frames: int, sampling: str) -> None:
     if num_frames < 1:
         raise ValueError(f"num_frames must be at least 1, got {num_frames}")
     if sampling not in ("grid", "uniform"):

@@ -34,7 +34,9 @@ def to_bytes(images: Sequence[Image.Image], size: int) -> Tensor:
     if not images:
         raise ValueError("a clip needs at least one image")
     frames_FHWC = np.stack([np.asarray(_centre_crop(image.convert("RGB"), size)) for image in images])
-    return torch.from_numpy(frames_FHWC).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(frames_FHWC).permute(
+        0, 3, 1, 2
+    )  # channels last in memory: no copy, and GPUs like it
 
 
 def normalise(bytes_FCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -58,13 +60,16 @@ def augment(
 
 
 def _centre_crop(image: Image.Image, size: int) -> Image.Image:
+    """Resize the short side to `size`, then crop; in one step, so that what is cut off is never computed."""
     # The arithmetic of the published pipelines (CLIP's own included): floor the long side, round the offset.
     scale = size / min(image.size)
     width, height = (size if side == min(image.size) else int(side * scale) for side in image.size)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
+    if (width, height) == image.size:
+        return image.crop((left, top, left + size, top + size))
+    x, y = image.width / width, image.height / height
+    box = (left * x, top * y, (left + size) * x, (top + size) * y)
+    return image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
 def _crop_and_flip(images: Sequence[Image.Image], generator: torch.Generator) -> list[Image.Image]:

@@ -165,8 +165,13 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
             )
         if mask_VF.shape != pixels_VFCHW.shape[:2]:
             raise ValueError(f"mask must be {list(pixels_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
+        features_VFE = self.backbone.image_features(pixels_VFCHW.flatten(0, 1)).unflatten(0, mask_VF.shape)
+        return self.video_features_from_cache(features_VFE, mask_VF)
+
+    def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
+        """The same from what `backbone.image_features` gave for each frame, when that tower is frozen."""
         mask_VF = mask_VF.bool()
-        frames_VFD = self.backbone.encode_images(pixels_VFCHW.flatten(0, 1)).unflatten(0, mask_VF.shape)
+        frames_VFD = self.backbone.project_images(features_VFE)
         if self.config.interaction.mask_frames:
             frames_VFD = frames_VFD.masked_fill(~mask_VF[..., None], 0)
         if self.temporal is not None:

@@ -39,8 +39,16 @@ class Backbone(nn.Module, ABC):
         """The sentence vector [T, D] and the vector of every token [T, W, D], not normalised."""
 
     @abstractmethod
+    def image_features(self, pixels_NCHW: Tensor) -> Tensor:
+        """What the image tower sees [N, E], before its projection: what a cache keeps of a frozen tower."""
+
+    @abstractmethod
+    def project_images(self, features_NE: Tensor) -> Tensor:
+        """Features of the image tower in the shared space [N, D]."""
+
     def encode_images(self, pixels_NCHW: Tensor) -> Tensor:
         """One vector per image [N, D], not normalised."""
+        return self.project_images(self.image_features(pixels_NCHW))
 
     def start_temporal(self, temporal: TemporalTransformer) -> bool:
         """Start the temporal transformer from weights of the towers; False where none fit."""

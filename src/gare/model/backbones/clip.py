@@ -86,8 +86,12 @@ class ClipBackbone(Backbone):
         project_words = self.text_projection if self.kind == "clip" else self.text.head
         return self.text_projection(output.pooler_output), project_words(output.last_hidden_state)
 
-    def encode_images(self, pixels_NCHW: Tensor) -> Tensor:
-        vectors_ND: Tensor = self.image_projection(self.vision(pixel_values=pixels_NCHW).pooler_output)
+    def image_features(self, pixels_NCHW: Tensor) -> Tensor:
+        features_NE: Tensor = self.vision(pixel_values=pixels_NCHW).pooler_output
+        return features_NE
+
+    def project_images(self, features_NE: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.image_projection(features_NE)
         return vectors_ND
 
     def save_tokenizer(self, folder: Path) -> None:

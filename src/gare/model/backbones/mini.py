@@ -75,8 +75,12 @@ class MiniBackbone(Backbone):
         mean_TE = (states_TWE * kept_TW1).sum(dim=1) / kept_TW1.sum(dim=1)
         return self.text_projection(mean_TE), self.text_projection(states_TWE)
 
-    def encode_images(self, pixels_NCHW: Tensor) -> Tensor:
-        vectors_ND: Tensor = self.image_projection(self.vision(pixels_NCHW))
+    def image_features(self, pixels_NCHW: Tensor) -> Tensor:
+        features_NE: Tensor = self.vision(pixels_NCHW)
+        return features_NE
+
+    def project_images(self, features_NE: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.image_projection(features_NE)
         return vectors_ND
 
     def save_tokenizer(self, folder: Path) -> None:

@@ -32,6 +32,7 @@ class TinyBackbone(Backbone):
         self.text = nn.Linear(config.dim, config.dim)
         self.patches = nn.Conv2d(3, config.dim, kernel_size=PATCH, stride=PATCH)
         self.image = nn.Linear(config.dim, config.dim)
+        self.patches.requires_grad_(not config.freeze_image)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows = [text.lower().split()[: self.config.max_words] or [""] for text in texts]
@@ -49,6 +50,10 @@ class TinyBackbone(Backbone):
         kept_TW1 = mask_TW[..., None].to(words_TWD.dtype)
         return (words_TWD * kept_TW1).sum(dim=1) / kept_TW1.sum(dim=1), words_TWD
 
-    def encode_images(self, pixels_NCHW: Tensor) -> Tensor:
-        vectors_ND: Tensor = self.image(self.patches(pixels_NCHW).tanh().mean(dim=(2, 3)))
+    def image_features(self, pixels_NCHW: Tensor) -> Tensor:
+        features_NE: Tensor = self.patches(pixels_NCHW).tanh().mean(dim=(2, 3))
+        return features_NE
+
+    def project_images(self, features_NE: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.image(features_NE)
         return vectors_ND

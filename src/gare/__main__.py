@@ -1,0 +1,5 @@
+"""`python -m gare`, for torchrun."""
+
+from gare.cli.main import main
+
+main()

@@ -1,0 +1,47 @@
+"""`gare ablate`: a table of the paper, rows × seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from gare.cli.options import choose_device
+
+
+def ablate(
+    table: Path = typer.Argument(help="TOML file with the rows, such as recipes/ablations/losses.toml."),
+    recipe: Path = typer.Option(..., help="The recipe every row starts from."),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder of the cells and of table.md and table.json."),
+    seeds: int = typer.Option(5, min=1, help="Seeds a row: 0, 1, …"),
+    settings: list[str] = typer.Option([], "--set", help="Change a setting of every row."),
+    split: str = typer.Option("test", help="Split to report."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print the numbers instead of the table."),
+) -> None:
+    """Train and evaluate every row with several seeds, and compare each with the first row.
+
+    Cells that are finished are never computed again, and a cell that was interrupted is resumed.
+
+    Example:
+
+        gare ablate recipes/ablations/losses.toml --recipe recipes/msrvtt_frames_mini.toml --out runs/losses
+    """
+    from gare.train.ablation import Ablation, ablation_table, run_ablation, save_table, summarise
+
+    console = Console(stderr=True)
+    ablation = Ablation.load(table)
+    results = run_ablation(
+        ablation,
+        recipe,
+        out,
+        seeds=range(seeds),
+        overrides=settings,
+        split=split,
+        device=choose_device(device),
+        say=console.print,
+    )
+    save_table(ablation, results, out)
+    typer.echo(json.dumps(summarise(ablation, results)) if as_json else ablation_table(ablation, results))

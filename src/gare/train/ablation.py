@@ -1,0 +1,168 @@
+"""Rows × seeds of one recipe, and the table made of them. A finished cell is never computed again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from gare.data.loader import FrameSource
+from gare.evaluate.metrics import METRIC_NAMES
+from gare.evaluate.report import EvaluationResult, format_metric, markdown_rows
+from gare.evaluate.run import evaluate_model
+from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired_permutation_test
+from gare.model import GARE
+from gare.settings import NotEmpty, Settings
+from gare.train.config import RunConfig
+from gare.train.loop import train
+
+SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
+
+
+@dataclass(frozen=True)
+class AblationRow(Settings):
+    """One line of the table: a name and what it changes."""
+
+    name: Annotated[str, NotEmpty()]
+    set: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ablation(Settings):
+    """A table of the paper. The first row is what the others are compared with."""
+
+    title: Annotated[str, NotEmpty()]
+    rows: Annotated[tuple[AblationRow, ...], NotEmpty()]
+
+
+def run_ablation(
+    ablation: Ablation,
+    recipe: Path,
+    folder: Path,
+    *,
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    split: str = "test",
+    device: torch.device | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, list[EvaluationResult]]:
+    """Train and evaluate every cell that has no result yet; returns the results by row."""
+    results: dict[str, list[EvaluationResult]] = {}
+    total = len(ablation.rows) * len(seeds)
+    for number, (row, seed) in enumerate((row, seed) for row in ablation.rows for seed in seeds):
+        cell = folder / _slug(row.name) / f"seed-{seed}"
+        config = RunConfig.load(recipe, [*overrides, *row.set, f"seed={seed}"])
+        path = cell / f"results-{split}.json"
+        if not path.exists():
+            say(f"cell {number + 1} of {total}: {row.name}, seed {seed}")
+            best = cell / "best"
+            if not (cell / "last").exists():
+                best = train(config, cell, resume=(cell / "config.toml").exists(), device=device)
+            model = GARE.from_pretrained(best)
+            if device is not None:
+                model = model.to(device)
+            source = FrameSource.open(
+                Path(config.data.manifest),
+                config.data.num_frames,
+                config.data.sampling,
+                allow_missing=config.data.allow_missing,
+            )
+            result, _ = evaluate_model(
+                model,
+                source,
+                split,  # type: ignore[arg-type]
+                selected_on=config.selection_split,
+                seed=seed,
+                num_workers=config.data.num_workers,
+                allow_missing=config.data.allow_missing,
+            )
+            result.save(path)
+        results.setdefault(row.name, []).append(EvaluationResult.read(path))
+    return results
+
+
+def ablation_table(ablation: Ablation, results: dict[str, list[EvaluationResult]]) -> str:
+    """Markdown: mean ± sd over seeds, bootstrap interval of the mean, paired test against the first row."""
+    summary = summarise(ablation, results)
+    parts = [f"## {ablation.title}\n\n{summary['provenance']}\n"]
+    for direction, arrow in (("text_to_video", "text→video"), ("video_to_text", "video→text")):
+        rows = []
+        for row in summary["rows"]:
+            numbers = row[direction]
+            cells = []
+            for name in SHOWN:
+                cell = numbers[name]
+                mean, sd = (format_metric(name, cell[key]) for key in ("mean", "sd"))  # type: ignore[arg-type]
+                cells.append(f"{mean} ± {sd}")
+            r1 = numbers["recall_at_1"]
+            low, high = (format_metric("recall_at_1", r1[key]) for key in ("low", "high"))
+            compared = "" if r1["p_value"] is None else f"{r1['p_value']:.3f}"
+            rows.append([row["name"], *cells, f"[{low}, {high}]", compared])
+        header = [
+            arrow,
+            "R@1",
+            "R@5",
+            "R@10",
+            "MdR",
+            "MnR",
+            "95 % of R@1",
+            f"p against {ablation.rows[0].name}",
+        ]
+        parts.append(markdown_rows(header, rows) + "\n")
+    return "\n".join(parts)
+
+
+def summarise(ablation: Ablation, results: dict[str, list[EvaluationResult]]) -> dict[str, Any]:
+    """The numbers of the table, for JSON."""
+    first = results[ablation.rows[0].name]
+    facts = first[0]
+    rows = []
+    for name, runs in results.items():
+        entry: dict[str, Any] = {"name": name, "seeds": [run.seed for run in runs]}
+        for direction in ("text_to_video", "video_to_text"):
+            ranks, groups = _pooled(runs, direction)
+            intervals = bootstrap_intervals(ranks, groups=groups)
+            tests = None
+            if name != ablation.rows[0].name and len(runs) == len(first):
+                tests = paired_permutation_test(_pooled(first, direction)[0], ranks, groups=groups)
+            entry[direction] = {}
+            for metric in METRIC_NAMES:
+                spread = mean_and_std([getattr(getattr(run, direction).main, metric) for run in runs])
+                entry[direction][metric] = {
+                    "mean": spread.mean,
+                    "sd": spread.std,
+                    "low": intervals[metric].low,
+                    "high": intervals[metric].high,
+                    "p_value": None if tests is None else tests[metric].p_value,
+                }
+        rows.append(entry)
+    seeds = ", ".join(str(run.seed) for run in first)
+    provenance = (
+        f"{facts.dataset}, split {facts.split} ({facts.num_texts:,} texts, {facts.num_videos:,} videos), "
+        f"selected on {facts.selected_on}; seeds {seeds}. Mean ± sd over seeds; intervals resample queries; "
+        "p is a two-sided paired permutation test of R@1, all seeds of a query swapped together."
+    )
+    return {"title": ablation.title, "provenance": provenance, "rows": rows}
+
+
+def _pooled(runs: Sequence[EvaluationResult], direction: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranks of all seeds, and the query of each: the same queries come back with every seed."""
+    ranks = [getattr(run, direction).ranks for run in runs]
+    groups = [range(len(each)) for each in ranks]
+    flat_ranks = torch.tensor([rank for each in ranks for rank in each])
+    return flat_ranks, torch.tensor([query for each in groups for query in each])
+
+
+def save_table(ablation: Ablation, results: dict[str, list[EvaluationResult]], folder: Path) -> Path:
+    """Write table.md and table.json."""
+    (folder / "table.json").write_text(json.dumps(summarise(ablation, results), indent=1) + "\n")
+    (folder / "table.md").write_text(ablation_table(ablation, results), encoding="utf-8")
+    return folder / "table.md"
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")

@@ -1,0 +1,109 @@
+"""Batches for the loop: pixels from the loader, or features of a frozen image tower computed once.
+
+Shapes: T texts, V videos, F frames, E image features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from gare.data.loader import FrameSource, PairLoader, PairSampler
+from gare.data.transforms import normalise
+from gare.errors import ConfigError
+from gare.model import GARE
+from gare.train.config import RunConfig
+from gare.train.distributed import Processes
+from gare.train.features import FrozenFeatures
+from gare.train.step import PairBatch
+
+
+class Batches(Protocol):
+    """Pairs of an epoch from a position on; every position always holds the same pairs."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]: ...
+
+
+class PixelBatches:
+    """Frames are decoded, augmented and encoded anew every time."""
+
+    def __init__(self, model: GARE, source: FrameSource, config: RunConfig, processes: Processes) -> None:
+        self._model, self._device = model, processes.device
+        self._loader = PairLoader(
+            source,
+            "train",
+            image_size=model.backbone.image_format.size,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            augmentation=config.data.augmentation,
+            caption_choice=config.data.caption_choice,
+            num_workers=config.data.num_workers,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
+        format_ = self._model.backbone.image_format
+        for text, video in self._loader.batches(epoch, start):
+            token_ids_TW, mask_TW = self._model.backbone.tokenize(text.captions)
+            video = video.to(self._device)
+            yield PairBatch(
+                token_ids_TW.to(self._device, non_blocking=True),
+                mask_TW.to(self._device, non_blocking=True),
+                normalise(video.pixels_VFCHW, format_.mean, format_.std),
+                video.mask_VF,
+                video.video_index,
+            )
+
+
+class FeatureBatches:
+    """The image tower has seen every frame already; a step only looks its features up."""
+
+    def __init__(
+        self,
+        model: GARE,
+        source: FrameSource,
+        config: RunConfig,
+        processes: Processes,
+        features: FrozenFeatures,
+    ) -> None:
+        if config.data.augmentation != "off":
+            raise ConfigError(
+                "data.cache_features needs augmentation = 'off': what is computed once cannot vary"
+            )
+        self._device, self._model = processes.device, model
+        self._features_VFE, self._mask_VF = features.of("train")
+        self._captions = source.manifest.captions("train")
+        self._video_index = torch.tensor(source.manifest.video_index("train"))
+        self._sampler = PairSampler(
+            self._video_index.tolist(),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            caption_choice=config.data.caption_choice,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
+        self._sampler.start_at(epoch, start)
+        for draws in self._sampler:
+            rows = [draw.row for draw in draws]
+            video_index = self._video_index[rows].to(self._device)
+            token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[row] for row in rows])
+            yield PairBatch(
+                token_ids_TW.to(self._device),
+                mask_TW.to(self._device),
+                self._features_VFE[video_index],
+                self._mask_VF[video_index],
+                video_index,
+            )

@@ -1,0 +1,134 @@
+"""What one sees of a run: progress on the terminal, metrics.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gare.evaluate.protocols import TwoWayMetrics
+from gare.objective import Loss
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunLog:
+    """Writes everything once; on resuming, lines past the checkpoint are dropped first."""
+
+    def __init__(self, folder: Path, step: int, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not enabled,
+        )
+        self._task: TaskID | None = None
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if enabled:
+            path = folder / METRICS_FILE
+            kept = [line for line in _lines(path) if json.loads(line)["step"] <= step]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8")
+            self._board = _tensorboard(folder / "tensorboard", step)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def say(self, message: str) -> None:
+        self._console.print(message)
+
+    def caching(self, done: int, total: int) -> None:
+        """Progress of the image tower over all frames, when features are cached."""
+        if self._task is None:
+            self._task = self._bar.add_task("image features", total=total)
+        self._bar.update(self._task, completed=done)
+
+    def start(self, num_steps: int, step: int, *, missing: int) -> None:
+        if missing and self._enabled:
+            self.say(f"[yellow]{missing} videos are missing; they are left out everywhere[/]")
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task("training", total=num_steps, completed=step)
+
+    def advance(self) -> None:
+        assert self._task is not None
+        self._bar.advance(self._task)
+
+    def step(
+        self, step: int, epoch: int, loss: Loss, optimizer: Optimizer, norm: Tensor, pairs_per_second: float
+    ) -> None:
+        if not self._enabled or self._task is None:
+            return
+        terms = {name: term.item() for name, term in loss.terms.items()}
+        record: dict[str, Any] = {
+            "step": step,
+            "epoch": epoch,
+            "loss": loss.total.item(),
+            **{f"term/{name}": value for name, value in terms.items()},
+            "gradient_norm": norm.item(),
+            "learning_rate": max(group["lr"] for group in optimizer.param_groups),
+            "pairs_per_second": round(pairs_per_second, 1),
+        }
+        if torch.cuda.is_available():
+            record["memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
+        memory = f"  {record['memory_gb']} GB" if "memory_gb" in record else ""
+        self._bar.update(self._task, description=f"{shown}  {pairs_per_second:.0f} pairs/s{memory}")
+        self._write(record)
+
+    def evaluation(self, step: int, split: str, metrics: TwoWayMetrics) -> None:
+        text, video = metrics.text_to_video["pessimistic"], metrics.video_to_text["pessimistic"]
+        record: dict[str, Any] = {"step": step, "split": split}
+        record |= {f"text_to_video/{name}": value for name, value in text.numbers.items()}
+        record |= {f"video_to_text/{name}": value for name, value in video.numbers.items()}
+        self._write(record)
+        recalls = " / ".join(
+            f"{100 * x:.1f}" for x in (text.recall_at_1, text.recall_at_5, text.recall_at_10)
+        )
+        self.say(f"step {step}  {split}  text→video R@1/5/10 {recalls}  MdR {text.median_rank:g}")
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in record.items():
+                if isinstance(value, float):
+                    prefix = f"{record['split']}/" if "split" in record else ""
+                    self._board.add_scalar(prefix + name, value, record["step"])
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only: a kill may have cut off the last one."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [line for line in text[: text.rfind("\n") + 1].splitlines() if line]
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # everything is in metrics.jsonl too
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,0 +1,240 @@
+"""Training runs: what they learn, and that interruptions, chunks and processes change nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gare import GARE, ObjectiveConfig
+from gare.data.loader import FrameSource
+from gare.errors import CheckpointError, ConfigError, TrainingError
+from gare.evaluate.similarity import score_split
+from gare.train import RunConfig, train
+from gare.train.distributed import Processes
+from gare.train.loop import _build_model
+from gare.train.step import PairBatch, compute_gradients, make_encode
+from toy_data import recipe, write_dataset
+
+CPU = torch.device("cpu")
+ALONE = Processes(0, 1, CPU)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("colours"))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "last" / "model.safetensors")
+
+
+def test_a_run_learns_and_leaves_everything_behind(manifest, tmp_path):
+    config = RunConfig.load(recipe(manifest, epochs=60, batch_size=8))
+    best = train(config, tmp_path / "run", device=CPU)
+    assert RunConfig.load(tmp_path / "run" / "config.toml") == config
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert len(steps) == 60
+    assert {"term/contrastive", "term/kl", "term/radius", "term/direction", "pairs_per_second"} <= steps[
+        0
+    ].keys()
+    assert steps[-1]["term/contrastive"] < 0.3 * steps[0]["term/contrastive"]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    model = GARE.from_pretrained(best)
+    scored = score_split(model, FrameSource.open(manifest, 3), "test")
+    assert torch.equal(scored.scores_TV.argmax(dim=1), scored.video_of_text)  # it has learnt them all
+    assert json.loads((best / "selection.json").read_text())["selected_on"] == "val"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"ema_decay": 0.9, "chunk_size": 2}], ids=["plain", "average-and-chunks"]
+)
+def test_kill_9_in_mid_epoch_and_resume_changes_nothing(manifest, tmp_path, changes):
+    settings = recipe(manifest, epochs=12, batch_size=2, **changes)
+    (tmp_path / "recipe.toml").write_text(RunConfig.load(settings).to_toml())
+    command = [
+        sys.executable,
+        "-m",
+        "gare",
+        "train",
+        str(tmp_path / "recipe.toml"),
+        "--device",
+        "cpu",
+        "--out",
+    ]
+    train(RunConfig.load(settings), tmp_path / "whole", device=CPU)
+
+    process = subprocess.Popen([*command, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+    pointer, deadline = tmp_path / "killed" / "checkpoints" / "latest", time.monotonic() + 60
+    while time.monotonic() < deadline and not (pointer.exists() and pointer.read_text() >= "step-00000005"):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "last").exists()  # it was killed before its end
+
+    subprocess.run(
+        [*command, str(tmp_path / "killed"), "--resume"], check=True, timeout=120, capture_output=True
+    )
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert whole.keys() == resumed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+    def logged(folder):
+        lines = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+        return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+    assert logged("killed") == logged("whole")
+
+
+def gradient_batch(seed=0, size=8):
+    generator = torch.Generator().manual_seed(seed)
+    return PairBatch(
+        torch.randint(512, (size, 6), generator=generator),
+        torch.rand(size, 6, generator=generator) < 0.8,
+        torch.randn(size, 3, 3, 32, 32, generator=generator, dtype=torch.float64),
+        torch.tensor([[True, True, number % 2 == 0] for number in range(size)]),
+        torch.tensor([0, 1, 2, 3, 4, 5, 6, 0])[:size],
+    )
+
+
+def gradients(manifest, *, chunk_size=None, interaction=None):
+    settings = recipe(manifest)
+    settings["model"] = {**settings["model"], "interaction": interaction or {}}
+    model = _build_model(RunConfig.load(settings), ALONE).double()
+    batch = gradient_batch()
+    batch.mask_TW[:, 0] = True
+    encode = make_encode(model, autocast=False)
+    loss = compute_gradients(
+        model, batch, ObjectiveConfig(), ALONE, encode=encode, chunk_size=chunk_size, psi_seed=3
+    )
+    return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 4, 8])
+@pytest.mark.parametrize("context", ["frames", "words"])
+def test_chunks_give_the_same_gradients(manifest, chunk_size, context):
+    loss, whole = gradients(manifest, interaction={"context": context})
+    chunked_loss, chunked = gradients(manifest, interaction={"context": context}, chunk_size=chunk_size)
+    torch.testing.assert_close(chunked_loss.total, loss.total)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(chunked[name], gradient, atol=1e-9, rtol=1e-9, msg=name)
+
+
+WORKER = """
+import sys, torch
+sys.path.insert(0, sys.argv[4])
+from pathlib import Path
+from safetensors.torch import save_file
+from test_train import gradient_batch, recipe
+from gare import ObjectiveConfig
+from gare.train import RunConfig
+from gare.train.distributed import join, leave
+from gare.train.loop import _build_model
+from gare.train.step import compute_gradients, make_encode
+
+torch.set_num_threads(1)
+processes = join(torch.device("cpu"))
+model = _build_model(RunConfig.load(recipe(Path(sys.argv[1]))), processes).double()
+batch = gradient_batch()
+batch.mask_TW[:, 0] = True
+share = len(batch) // processes.world_size
+mine = batch[processes.rank * share : (processes.rank + 1) * share]
+loss = compute_gradients(model, mine, ObjectiveConfig(), processes, encode=make_encode(model, autocast=False),
+                         chunk_size=int(sys.argv[3]) or None, psi_seed=3)
+if processes.is_main:
+    save_file({name: parameter.grad for name, parameter in model.named_parameters()}, sys.argv[2])
+leave()
+"""
+
+
+@pytest.mark.parametrize(("num_processes", "chunk_size"), [(1, 0), (2, 0), (4, 0), (2, 1)])
+def test_any_number_of_processes_gives_the_same_gradients(manifest, tmp_path, num_processes, chunk_size):
+    """Real processes over gloo, psi's dropout on, two captions of one video in the batch, in float64."""
+    script, out = tmp_path / "worker.py", tmp_path / "gradients.safetensors"
+    script.write_text(WORKER)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={num_processes}",
+        "--master-port=0",
+    ]
+    tests = Path(__file__).parent
+    arguments = [str(script), str(manifest), str(out), str(chunk_size), str(tests)]
+    environment = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*torchrun, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *arguments],
+        capture_output=True, text=True, timeout=240, env=environment,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    settings = RunConfig.load(recipe(manifest))
+    model = _build_model(settings, ALONE).double()
+    batch = gradient_batch()
+    batch.mask_TW[:, 0] = True
+    compute_gradients(
+        model, batch, ObjectiveConfig(), ALONE, encode=make_encode(model, autocast=False), psi_seed=3
+    )
+    found = load_file(out)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-9, rtol=1e-9, msg=name)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(manifest, tmp_path):
+    settings = recipe(manifest, epochs=50, batch_size=8)
+    settings["optimizer"] = {"learning_rate": 1e30, "clip_norm": 1e30, "warmup": 0.0}
+    with pytest.raises(TrainingError, match=r"step \d+: .*(is not finite|NaN or infinity)"):
+        train(RunConfig.load(settings), tmp_path / "run", device=CPU)
+
+
+def test_a_run_folder_is_not_overwritten_or_mixed_up(manifest, tmp_path):
+    config = RunConfig.load(recipe(manifest, epochs=1))
+    train(config, tmp_path / "run", device=CPU)
+    with pytest.raises(CheckpointError, match="already holds a run; pass --resume"):
+        train(config, tmp_path / "run", device=CPU)
+    with pytest.raises(ConfigError, match="has other settings than those asked for"):
+        train(RunConfig.load(recipe(manifest, epochs=2)), tmp_path / "run", resume=True, device=CPU)
+    with pytest.raises(CheckpointError, match="is not a run that can be resumed"):
+        train(config, tmp_path / "nothing", resume=True, device=CPU)
+    before = weights(tmp_path / "run")
+    train(config, tmp_path / "run", resume=True, device=CPU)  # nothing left to do
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+def test_cached_features_train_as_pixels_do(manifest, tmp_path):
+    """With a frozen image tower, features computed once give the very same run."""
+    settings = recipe(manifest, epochs=2)
+    settings["model"] = {**settings["model"], "backbone": {"family": "tiny", "freeze_image": True}}
+    train(RunConfig.load(settings), tmp_path / "pixels", device=CPU)
+    settings["data"] = {**settings["data"], "cache_features": True}
+    train(RunConfig.load(settings), tmp_path / "features", device=CPU)
+    ours, theirs = weights(tmp_path / "features"), weights(tmp_path / "pixels")
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+def test_caching_features_of_a_tower_that_learns_is_refused(manifest, tmp_path):
+    settings = recipe(manifest)
+    settings["data"] = {**settings["data"], "cache_features": True}
+    with pytest.raises(ConfigError, match="needs a frozen image tower"):
+        train(RunConfig.load(settings), tmp_path / "run", device=CPU)
+
+
+def test_a_second_stage_starts_from_the_first(manifest, tmp_path):
+    first = recipe(manifest, epochs=1)
+    first["model"] = {**first["model"], "increment": {"enabled": False}}
+    best = train(RunConfig.load(first), tmp_path / "first", device=CPU)
+    second = RunConfig.load(recipe(manifest, init_from=str(best)))
+    model = _build_model(second, ALONE)
+    start = GARE.from_pretrained(best)
+    assert torch.equal(model.backbone.words.weight, start.backbone.words.weight)
+    assert model.increment_net is not None
