@@ -19,7 +19,8 @@ class ClipBackboneConfig(Settings):
     """Hub id or folder of pretrained towers (openai/clip-vit-base-patch32); none means random weights."""
     architecture: dict[str, Any] = field(default_factory=lambda: {"model_type": "clip"})
     """The transformers config (default: ViT-B/32); read off `source`, so a saved model needs no hub."""
-    max_words: PositiveInt = 32
+    max_words: Annotated[int, Range(least=3)] = 32
+    """Tokens a text, its start and end included."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,23 @@ Callers who pass nonsense to a function get `ValueError`; these are for files, c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 VideoProblem = Literal["missing", "unreadable", "truncated", "corrupt", "no_video", "zero_length"]
 """Why a video gives no frames, or not all: `no_video` is audio only, `corrupt` is damage in mid-stream."""
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a value that is none of the choices, and list them.
+
+    >>> check_choice("anchor", "videos", ("video", "text"))
+    Traceback (most recent call last):
+    ...
+    ValueError: anchor 'videos' is not one of video, text
+    """
+    if value not in choices:
+        raise ValueError(f"{name} '{value}' is not one of {', '.join(choices)}")
 
 
 class GareError(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ class Range:
 
     def describe(self, value: float) -> str | None:
         """What is wrong with a value, or None."""
+        if not math.isfinite(value):
+            return "must be finite"
         if self.least is not None and not value >= self.least:
             return f"must be at least {self.least}"
         if self.most is not None and not value <= self.most:
@@ -122,7 +125,7 @@ def _build(cls: type[Any], values: Any, where: str, problems: list[str]) -> Any:
     values = dict(values)
     if cls.PRESETS:
         preset = values.pop("preset", next(iter(cls.PRESETS)))
-        if preset not in cls.PRESETS:
+        if not isinstance(preset, str) or preset not in cls.PRESETS:
             problems.append(f"{_join(where, 'preset')}: must be {_either(cls.PRESETS)}, not {preset!r}")
             return None
         values = _merge(cls.PRESETS[preset], values)
@@ -216,7 +219,7 @@ def _check_union(value: Any, options: Sequence[Any], where: str, problems: list[
     # Several settings classes: the one whose `family` is named, each having a default of its own.
     families = {option.family: option for option in options}
     family = getattr(value, "family", None) or (value.get("family") if isinstance(value, Mapping) else None)
-    if family not in families:
+    if not isinstance(family, str) or family not in families:
         problems.append(f"{_join(where, 'family')}: must be {_either(families)}, not {family!r}")
         return value
     return _build(families[family], value, where, problems)

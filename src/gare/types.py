@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Protocol
 
@@ -9,6 +10,17 @@ import torch
 from torch import Tensor
 
 from gare.settings import PositiveFloat, Settings
+
+
+def block_slices(length: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` that cover `length`.
+
+    >>> list(block_slices(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    if size < 1:
+        raise ValueError(f"a block must hold at least one, got a size of {size}")
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,9 @@ class TextFeatures:
 
     def __getitem__(self, rows: slice) -> TextFeatures:
         return TextFeatures(self.text_TD[rows], self.words_TWD[rows], self.mask_TW[rows])
+
+    def blocks(self, size: int) -> Iterator[TextFeatures]:
+        return (self[rows] for rows in block_slices(len(self), size))
 
     def to(self, target: torch.device | str | torch.dtype) -> TextFeatures:
         mask_TW = self.mask_TW if isinstance(target, torch.dtype) else self.mask_TW.to(target)
@@ -77,6 +92,9 @@ class VideoFeatures:
 
     def __getitem__(self, rows: slice) -> VideoFeatures:
         return VideoFeatures(self.frames_VFD[rows], self.mask_VF[rows])
+
+    def blocks(self, size: int) -> Iterator[VideoFeatures]:
+        return (self[rows] for rows in block_slices(len(self), size))
 
     def to(self, target: torch.device | str | torch.dtype) -> VideoFeatures:
         mask_VF = self.mask_VF if isinstance(target, torch.dtype) else self.mask_VF.to(target)

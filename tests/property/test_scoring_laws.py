@@ -79,7 +79,7 @@ def test_blocks_change_nothing(scene, interaction, text_block, video_block):
     cards = score_cards(video, psi, interaction)
     from_cards = factored.score(text, cards, psi, interaction, text_block=text_block, video_block=video_block)
     torch.testing.assert_close(from_cards, expected, atol=1e-12, rtol=0)
-    dense_blocked = dense.score(text, video, psi, interaction, block=video_block)
+    dense_blocked = dense.score(text, video, psi, interaction, text_block=text_block, video_block=video_block)
     torch.testing.assert_close(dense_blocked, expected, atol=1e-10, rtol=0)
 
 

@@ -74,6 +74,8 @@ def test_overrides_reach_nested_values():
         ({"increment": {"dropout": "much"}}, "increment.dropout: must be a number, not 'much'"),
         ({"num_frames": 2.5}, "num_frames: must be a whole number, not 2.5"),
         ({"increment": 3}, "increment: must be a table of settings, not 3"),
+        ({"preset": ["paper"]}, "preset: must be 'paper' or 'released'"),
+        ({"temperature": {"value": float("inf")}}, "temperature.value: must be finite"),
         ({"preset": "mine"}, "preset: must be 'paper' or 'released', not 'mine'"),
     ],
 )

@@ -126,6 +126,11 @@ def test_files_that_are_no_model_say_what_to_do(tmp_path, tiny_model):
     def spoil(**changes):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="is not a GARE model that this version can read"):
+        GARE.from_pretrained(folder)
+    with pytest.raises(CheckpointError, match=r"is a file.*gare\.load_released"):
+        GARE.from_pretrained(folder / "config.json")
     spoil(surprise=1)
     with pytest.raises(CheckpointError, match="unknown key 'surprise'"):
         GARE.from_pretrained(folder)
@@ -157,8 +162,10 @@ def test_bad_features_are_refused_before_they_are_scored(tiny_model):
     text, video = vectors()
     with pytest.raises(ValueError, match="nothing to score: 0 texts and 2 videos"):
         tiny_model.score(text[:0], video)
-    with pytest.raises(ValueError, match="texts of 8 and videos of 16 dimensions, but this model has 16"):
+    with pytest.raises(ValueError, match="texts of 8 and videos of 16 dimensions"):
         tiny_model.score(vectors(dim=8)[0], video)
+    with pytest.raises(ValueError, match="features of 8 dimensions, but this model has 16"):
+        tiny_model.score(*vectors(dim=8))
     text.text_TD[1, 3] = float("nan")
     for call in (tiny_model.score, tiny_model.score_pairs, tiny_model.radii, tiny_model.frame_weights):
         with pytest.raises(ValueError, match="NaN or infinity"):
@@ -169,13 +176,81 @@ def test_bad_features_are_refused_before_they_are_scored(tiny_model):
         tiny_model.score(text, video)
     with pytest.raises(ValueError, match="not one of auto, factored, dense"):
         tiny_model.score(*vectors(), method="fast")
+    with pytest.raises(ValueError, match="texts first, then videos: got VideoFeatures and TextFeatures"):
+        tiny_model.score(video, text)
+    with pytest.raises(ValueError, match="bring both to one dtype"):
+        tiny_model.score(text, vectors()[1].to(torch.float64))
+    with pytest.raises(ValueError, match="at least one, got a size of -1"):
+        tiny_model.score(*vectors(), text_block=-1)
     with pytest.raises(ValueError, match="score cards are for method 'factored'"):
         tiny_model.score(text, tiny_model.score_cards(vectors()[1]), method="dense")
     with pytest.raises(ValueError, match="the baseline has no increments"):
         tiny(increment={"enabled": False}).radii(*vectors())
 
 
+def test_nan_is_refused_wherever_it_would_reach_a_score():
+    text, video = vectors()
+    video.frames_VFD[0, 2, 0] = float("nan")
+    video.mask_VF[0, 2] = False
+    paper, released = tiny().eval(), tiny(preset="released").eval()
+    assert paper.score(text, video).isfinite().all()  # padding is not looked at
+    for call in (lambda: released.score(text, video), lambda: released.score_cards(video)):
+        with pytest.raises(ValueError, match="videos contain NaN"):
+            call()
+    words = TextFeatures(
+        text.text_TD, torch.full((2, 1, 16), float("nan")), torch.ones(2, 1, dtype=torch.bool)
+    )
+    with pytest.raises(ValueError, match="texts contain NaN"):
+        tiny(interaction={"context": "words"}).eval().score(words, vectors()[1])
+    no_word = TextFeatures(text.text_TD, text.words_TWD, torch.tensor([[True], [False]]))
+    with pytest.raises(ValueError, match="a text without a word"):
+        paper.score(no_word, vectors()[1])
+    with pytest.raises(ValueError, match="0 videos of 16 dimensions"):
+        paper.score_cards(video[:0])
+
+
+def test_cards_of_another_model_are_refused():
+    text, video = vectors()
+    model = tiny().eval()
+    for other in (
+        tiny(increment={"enabled": False}),
+        tiny(increment={"num_heads": 2}),
+        tiny(interaction={"pooling": "text_conditioned"}),
+    ):
+        with pytest.raises(ValueError, match="made by a model with other settings"):
+            model.score(text, other.eval().score_cards(video))
+    cards = model.score_cards(video).to("cpu")
+    torch.testing.assert_close(model.score(text, cards), model.score(text, video))
+
+
+def test_ranking_keeps_no_graph_unless_asked():
+    text, video = vectors()
+    model = tiny(increment={"dropout": 0.0}).eval()
+    assert not model.score(text, video).requires_grad
+    assert not model.score_cards(video).pool.frames_VFD.requires_grad
+    text.text_TD.requires_grad_()
+    assert model.score(text, video).requires_grad
+    assert model.train().score(*vectors()).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_models_of_other_precisions_encode_and_score(dtype):
+    model = tiny().to(dtype).eval()
+    video = model.encode_video([[Image.new("RGB", (40, 40), "red")]])
+    assert model.score(model.encode_text(TEXTS), video).shape == (3, 1)
+
+
 def test_bad_inputs_to_the_towers_are_refused(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match="every one a string"):
+        tiny_model.encode_text([3])
+    with pytest.raises(ValueError, match=r"for a single image pass \[\[image\]\]"):
+        tiny_model.encode_video([Image.new("RGB", (8, 8))])
+    with pytest.raises(ValueError, match="not bytes"):
+        tiny_model.video_features(torch.zeros(1, 1, 3, 32, 32, dtype=torch.uint8), torch.ones(1, 1))
+    with pytest.raises(ValueError, match="whole numbers"):
+        tiny_model.text_features(torch.zeros(1, 2), torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"GareConfig\.load"):
+        GARE({"backbone": {"family": "tiny"}})
     with pytest.raises(ValueError, match=r"for a single one pass \['a dog'\]"):
         tiny_model.encode_text("a dog")
     with pytest.raises(ValueError, match="at least one text"):

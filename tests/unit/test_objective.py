@@ -144,6 +144,17 @@ def test_the_baseline_has_the_contrastive_term_alone():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: kl_bottleneck(torch.zeros(2, 2, 2), anchor="videos"),
+            "anchor 'videos' is not one of video, text",
+        ),
+        (lambda: kl_bottleneck(torch.zeros(2, 2, 2), reduction="sum"), "is not one of event, per_dimension"),
+        (lambda: radius_spread(torch.zeros(2, 2), variant="var"), "is not one of variance, lse"),
+        (
+            lambda: direction_diversity(torch.zeros(2, 2, 2), variant="x"),
+            "is not one of log_mean_exp, orthogonal",
+        ),
+        (lambda: symmetric_infonce(torch.zeros(2, 2), 1.0, video_index=[0, 1]), "must be a tensor"),
         (lambda: symmetric_infonce(torch.zeros(0, 0), 1.0), "not empty"),
         (lambda: kl_bottleneck(torch.zeros(1, 3, 4)), "at least two texts"),
         (lambda: kl_bottleneck(torch.zeros(3, 1, 4), anchor="text"), "at least two videos"),

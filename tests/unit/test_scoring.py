@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from features import all_interactions, random_psi, random_text, random_video
 from gare import Interaction, VideoFeatures
+from gare.scoring import cards as cards_module
 from gare.scoring import dense, factored, kernel, score_cards
 
 
@@ -80,6 +81,75 @@ def test_dense_equals_a_loop_over_pairs(interaction):
     torch.testing.assert_close(dense.score(text, video, psi, interaction), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("num_frames", [2, 12])
+def test_a_pooled_vector_that_vanishes_scores_the_same_both_ways(num_frames):
+    """Released rule: the softmax may lie on padding almost entirely, and the pooled vector is then tiny."""
+    generator = torch.Generator().manual_seed(0)
+    interaction = Interaction(pooling="text_conditioned", mask_frames=False)
+    text, video = random_text(generator, 20, 2, 512), random_video(generator, 30, num_frames, 512)
+    video.mask_VF[:] = False
+    video.mask_VF[:, :1] = True
+    psi = random_psi(generator, 512)
+    with torch.no_grad():
+        slow, fast = dense.score(text, video, psi, interaction), factored.score(text, video, psi, interaction)
+    torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
+    cards = score_cards(VideoFeatures(video.frames_VFD.float(), video.mask_VF), psi.float(), interaction)
+    fused_VT = kernel.score(text.text_TD.float(), cards.increment, cards.pool, interaction)
+    torch.testing.assert_close(fused_VT.mT.double(), slow, atol=2e-5, rtol=0)
+
+
+def test_scores_are_cosines_even_where_the_shifted_text_vanishes():
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, 6, 2, 32, torch.float32)
+    video = random_video(generator, 6, 3, 32, torch.float32)
+    psi = random_psi(generator, 32, dtype=torch.float32)
+    with torch.no_grad():
+        psi.output.weight.zero_()
+        psi.output.bias.copy_(-text.text_TD[0])  # the increment of every pair undoes the first text
+        assert factored.score(text, video, psi, Interaction()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("context", ["frames", "words"])
+@torch.no_grad()
+def test_sizes_of_real_models(context):
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, 5, 77, 512)
+    video = random_video(generator, 4, 64, 512)
+    psi = random_psi(generator, 512, num_heads=8)
+    interaction = Interaction(context=context, pooling="text_conditioned")
+    expected = dense.score(text, video, psi, interaction)
+    torch.testing.assert_close(factored.score(text, video, psi, interaction), expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_cards_made_in_blocks_and_cards_with_gaps(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    text, video = (
+        random_text(generator, 5, 2, 16, torch.float32),
+        random_video(generator, 9, 3, 16, torch.float32),
+    )
+    psi, interaction = random_psi(generator, 16, dtype=torch.float32), Interaction()
+    whole = score_cards(video, psi, interaction)
+    monkeypatch.setitem(cards_module.OWNER_NUMBERS, "cpu", 2 * 3 * 16)  # two videos at a time
+    pieces = score_cards(video, psi, interaction)
+    expected = factored.score(text, whole, psi, interaction)
+    torch.testing.assert_close(factored.score(text, pieces, psi, interaction), expected)
+    every_other = whole[::2]
+    fused_VT = kernel.score(text.text_TD, every_other.increment, every_other.pool, interaction)
+    torch.testing.assert_close(fused_VT.mT, expected[:, ::2], atol=2e-6, rtol=0)
+
+
+def test_padded_words_of_any_content_change_nothing():
+    generator = torch.Generator().manual_seed(0)
+    text, video = random_text(generator, 4, 3, 16), random_video(generator, 3, 2, 16)
+    text.mask_TW[:, 2], text.mask_TW[:, 0] = False, True
+    psi, interaction = random_psi(generator, 16), Interaction(context="words")
+    expected = dense.score(text, video, psi, interaction)
+    text.words_TWD[:, 2] = float("nan")
+    for score in (dense.score, factored.score):
+        torch.testing.assert_close(score(text, video, psi, interaction), expected)
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the number of elements of the largest tensor any operation returned."""
 
@@ -143,6 +213,10 @@ def test_frame_weights_are_those_of_the_dense_path():
     assert weights.attention_TVHF.shape == (3, 4, 2, 5)
     pooled = torch.einsum("tvf,vfd->tvd", weights.pool_TVF, video.frames_VFD)
     torch.testing.assert_close(pooled, dense.pool(text.text_TD, video, interaction))
+    query = psi.query(psi.norm1(video.frames_VFD[1][video.mask_VF[1]].mean(dim=0) - text.text_TD[2]))
+    keys = psi.key(psi.norm1(video.frames_VFD[1][video.mask_VF[1]]))
+    by_hand = (keys[:, 4:] @ query[4:] / 2).softmax(dim=0)  # the second of two heads of four dimensions
+    torch.testing.assert_close(weights.attention_TVHF[2, 1, 1][video.mask_VF[1]], by_hand)
     ones = torch.ones(3, 4, 2, dtype=torch.float64)
     torch.testing.assert_close(weights.attention_TVHF.sum(dim=-1), ones)
     assert (weights.attention_TVHF[:, ~video.mask_VF[:, None].expand(-1, 2, -1)] == 0).all()

@@ -18,6 +18,7 @@ def ablate(
     seeds: int = typer.Option(5, min=1, help="Seeds a row: 0, 1, …"),
     settings: list[str] = typer.Option([], "--set", help="Change a setting of every row."),
     split: str = typer.Option("test", help="Split to report."),
+    jobs: int = typer.Option(1, min=1, help="Cells trained at the same time, each in its own process."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="Print the numbers instead of the table."),
 ) -> None:
@@ -39,8 +40,9 @@ def ablate(
         out,
         seeds=range(seeds),
         overrides=settings,
-        split=split,
+        split=split,  # type: ignore[arg-type]
         device=choose_device(device),
+        jobs=jobs,
         say=console.print,
     )
     save_table(ablation, results, out)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from gare import __version__
 from gare.cli import ablate, bench, compare, data, demo, evaluate, train
@@ -47,7 +48,7 @@ def main() -> None:
         app()
     except GareError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[bold red]error:[/] {error}", markup=True
+            f"[bold red]error:[/] {escape(str(error))}"
         )
         sys.exit(1)
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from gare.evaluate.report import EvaluationResult, check_gallery, evaluation_res
 from gare.evaluate.rescoring import Rescoring, dual_softmax
 from gare.evaluate.similarity import SplitScores, score_split
 from gare.model import GARE
+from gare.types import VideoFeatures
 
 
 def evaluate_model(
@@ -29,15 +30,21 @@ def evaluate_model(
     rescoring: Rescoring = "none",
     num_workers: int = 0,
     allow_missing: bool = False,
+    videos: VideoFeatures | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[EvaluationResult, SplitScores]:
-    """Both directions on one split, with intervals; the score matrix comes along for saving."""
+    """Both directions on one split, with intervals; the score matrix comes along for saving.
+
+    `videos` are features of the gallery, if they are at hand.
+    """
     expected = source.manifest.header.expected.get(split)
     found = len(source.manifest.videos(split))
     missing = check_gallery(
         expected=found if expected is None else expected.videos, found=found, allow_missing=allow_missing
     )
-    scored = score_split(model, source, split, num_workers=num_workers, on_progress=on_progress)
+    scored = score_split(
+        model, source, split, num_workers=num_workers, videos=videos, on_progress=on_progress
+    )
     scores, reverse = scored.scores_TV, None
     if rescoring == "dsl":
         # Each direction has its own prior: softmax over the other queries of that direction.

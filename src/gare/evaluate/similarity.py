@@ -34,7 +34,7 @@ def score_split(
     source: FrameSource,
     split: Split,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_workers: int = 0,
     first_caption_only: bool = False,
     videos: VideoFeatures | None = None,
@@ -67,12 +67,13 @@ def encode_gallery(
     model: GARE,
     source: FrameSource,
     split: Split,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     num_workers: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VideoFeatures:
     """Features of every video of a split, in the order of its gallery."""
     format_ = model.backbone.image_format
+    batch_size = batch_size or (32 if model.device.type == "cuda" else 4)
     total = len(source.manifest.videos(split))
     parts: list[VideoFeatures] = []
     done = 0

@@ -27,6 +27,7 @@ from gare.model.backbones import build_backbone
 from gare.model.increment import IncrementNet
 from gare.model.temporal import TemporalTransformer
 from gare.scoring import ScoreCards, dense, factored, score_cards
+from gare.scoring.checks import check_shapes, check_text, check_video
 from gare.types import PairScores, TextFeatures, VideoFeatures
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
@@ -34,7 +35,13 @@ Method = Literal["auto", "factored", "dense"]
 VideoInput = str | os.PathLike[str] | Sequence[Image]
 
 
-class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retrieval"]):
+class GARE(
+    nn.Module,
+    ModelHubMixin,
+    library_name="gare",
+    tags=["text-video-retrieval"],
+    paper_url="https://arxiv.org/abs/2505.12499",
+):
     """Ranks videos for a text and texts for a video by the cosine of the pair after its increment.
 
     Args:
@@ -55,6 +62,10 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
         self, config: GareConfig, *, pretrained_towers: bool = True, tokenizer_folder: Path | None = None
     ) -> None:
         super().__init__()
+        if not isinstance(config, GareConfig):
+            raise ValueError(
+                "GARE takes a GareConfig; make one with GareConfig.load({…}) or from a TOML file"
+            )
         self.backbone = build_backbone(
             config.backbone, weights=pretrained_towers, tokenizer_folder=tokenizer_folder
         )
@@ -65,7 +76,7 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
             self.temporal = TemporalTransformer(
                 self.dim,
                 num_layers=config.temporal.num_layers,
-                num_heads=config.temporal.num_heads or max(1, self.dim // 64),
+                num_heads=config.temporal.num_heads or _default_heads(self.dim),
                 max_frames=config.temporal.max_frames,
             )
             if config.temporal.init == "text_tower":
@@ -100,8 +111,9 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
         """Tokenise and encode. For gradients, call `text_features` on token ids."""
         if isinstance(texts, str):
             raise ValueError(f"encode_text takes a list of texts; for a single one pass [{texts!r}]")
-        if not texts:
-            raise ValueError("encode_text needs at least one text, got an empty list")
+        texts = list(texts)
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError("encode_text needs at least one text, and every one a string")
         batches = []
         for start in range(0, len(texts), batch_size):
             token_ids_TW, mask_TW = self.backbone.tokenize(texts[start : start + batch_size])
@@ -121,15 +133,21 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
             raise ValueError(f"encode_video takes a list of videos; for a single one pass [{str(videos)!r}]")
         if not len(videos):
             raise ValueError("encode_video needs at least one video, got an empty list")
+        for video in videos:
+            is_path = isinstance(video, str | os.PathLike)
+            if not is_path and not (isinstance(video, Sequence) and all(isinstance(x, Image) for x in video)):
+                raise ValueError(
+                    f"a video is a path or a list of PIL images, got {type(video).__name__}; "
+                    "for a single image pass [[image]]"
+                )
+        num_frames = self.config.num_frames if num_frames is None else num_frames
         from gare.data.transforms import to_pixels
         from gare.data.video import read_frames
 
         batches = []
         for start in range(0, len(videos), batch_size):
             clips = [
-                read_frames(video, num_frames or self.config.num_frames)
-                if isinstance(video, str | os.PathLike)
-                else list(video)
+                read_frames(video, num_frames) if isinstance(video, str | os.PathLike) else list(video)
                 for video in videos[start : start + batch_size]
             ]
             format_ = self.backbone.image_format
@@ -152,6 +170,8 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
                 "token ids and mask must both be [texts, words] and not empty, got "
                 f"{list(token_ids_TW.shape)} and {list(mask_TW.shape)}"
             )
+        if token_ids_TW.is_floating_point():
+            raise ValueError(f"token ids must be whole numbers, got {token_ids_TW.dtype}")
         text_TD, words_TWD = self.backbone.encode_text(token_ids_TW, mask_TW.bool())
         return TextFeatures(text_TD, words_TWD, mask_TW.bool())
 
@@ -165,7 +185,13 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
             )
         if mask_VF.shape != pixels_VFCHW.shape[:2]:
             raise ValueError(f"mask must be {list(pixels_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
-        features_VFE = self.backbone.image_features(pixels_VFCHW.flatten(0, 1)).unflatten(0, mask_VF.shape)
+        if not pixels_VFCHW.is_floating_point():
+            raise ValueError(
+                "pixels must be normalised floats, not bytes: see gare.data.transforms.normalise"
+            )
+        weight = next(self.backbone.parameters())
+        pixels_NCHW = pixels_VFCHW.flatten(0, 1).to(weight.dtype)
+        features_VFE = self.backbone.image_features(pixels_NCHW).unflatten(0, mask_VF.shape)
         return self.video_features_from_cache(features_VFE, mask_VF)
 
     def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
@@ -189,7 +215,7 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
         text_block: int | None = None,
         video_block: int | None = None,
     ) -> Tensor:
-        """Scores [T, V]. `auto` is `factored`, or `dense` while dropout is active: the same numbers.
+        """Scores [T, V]. `auto` is `factored`, or `dense` while dropout is active (factored has none).
 
         Pass `score_cards(video)` for videos that are scored again and again.
         """
@@ -200,46 +226,70 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
         )
         if method == "auto":
             method = "dense" if dropout_is_active and isinstance(video, VideoFeatures) else "factored"
-        _check_scorable(text, video, self.dim)
-        if method == "dense":
-            if isinstance(video, ScoreCards):
-                raise ValueError("score cards are for method 'factored'; pass video features to 'dense'")
-            block = text_block or video_block or 128
-            return dense.score(text, video, self.increment_net, self.config.interaction, block=block)
-        if dropout_is_active:
+        if method == "dense" and isinstance(video, ScoreCards):
+            raise ValueError("score cards are for method 'factored'; pass video features to 'dense'")
+        if method == "factored" and dropout_is_active:
             raise ValueError(
                 "factored scoring has no dropout: call model.eval() first, or use method 'dense'"
             )
-        return factored.score(
-            text,
-            video,
-            self.increment_net,
-            self.config.interaction,
-            text_block=text_block,
-            video_block=video_block,
-        )
+        self._check(text, video)
+        blocks = {
+            name: size for name, size in (("text_block", text_block), ("video_block", video_block)) if size
+        }
+        with torch.set_grad_enabled(self._wants_gradients(text, video)):
+            scorer = dense.score if method == "dense" else factored.score
+            return scorer(text, video, self.increment_net, self.config.interaction, **blocks)  # type: ignore[arg-type]
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         """Scores with the increment of every pair, T × V × D numbers: for training and small inputs."""
+        check_shapes(text, video)
         if not self.training:
-            _check_scorable(text, video, self.dim)
+            self._check(text, video)
         return dense.score_pairs(text, video, self.increment_net, self.config.interaction)
 
     def score_cards(self, video: VideoFeatures) -> ScoreCards:
         """What `score` computes from the videos alone, to be kept while weights and videos stay the same."""
-        return score_cards(video, self.increment_net, self.config.interaction)
+        if video.dim != self.dim or not len(video):
+            raise ValueError(
+                f"{len(video)} videos of {video.dim} dimensions; this model needs some of {self.dim}"
+            )
+        check_video(video, self.config.interaction)
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            return score_cards(video, self.increment_net, self.config.interaction)
 
+    @torch.no_grad()
     def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
         """The length of every increment [T, V], without forming it."""
         if self.increment_net is None:
             raise ValueError("the baseline has no increments; build the model with increment.enabled = true")
-        _check_scorable(text, video, self.dim)
+        self._check(text, video)
         return factored.radii(text, video, self.increment_net, self.config.interaction)
 
+    @torch.no_grad()
     def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> factored.FrameWeights:
         """Which frames each score looks at."""
-        _check_scorable(text, video, self.dim)
+        self._check(text, video)
         return factored.frame_weights(text, video, self.increment_net, self.config.interaction)
+
+    def _check(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
+        check_shapes(text, video)
+        if text.dim != self.dim:
+            raise ValueError(
+                f"features of {text.dim} dimensions, but this model has {self.dim}; encode with it"
+            )
+        if text.text_TD.device != self.device:
+            raise ValueError(
+                f"features are on {text.text_TD.device}, the model on {self.device}; bring them together"
+            )
+        check_text(text, self.config.interaction)
+        if isinstance(video, VideoFeatures):
+            check_video(video, self.config.interaction)
+
+    def _wants_gradients(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> bool:
+        """In evaluation only if the features do: nobody who ranks videos wants a graph of every pair."""
+        frames = video.pool.frames_VFD if isinstance(video, ScoreCards) else video.frames_VFD
+        asked = self.training or text.text_TD.requires_grad or frames.requires_grad
+        return asked and torch.is_grad_enabled()
 
     # --- files ----------------------------------------------------------------------------------------------
 
@@ -258,6 +308,11 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
         """Load a saved model for inference: a folder, or a hub id while online (`revision=`, `token=`)."""
         if Path(name_or_path).is_dir():
             return cls._load_folder(Path(name_or_path))
+        if Path(name_or_path).is_file():
+            raise CheckpointError(
+                f"{name_or_path} is a file; give the folder written by save_pretrained, or read a checkpoint "
+                "of the authors' code with gare.load_released"
+            )
         try:
             model: GARE = super().from_pretrained(str(name_or_path), **hub_options)
         except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -283,9 +338,9 @@ class GARE(nn.Module, ModelHubMixin, library_name="gare", tags=["text-video-retr
                     f"{folder} has no {name}; a GARE model is a folder written by save_pretrained"
                 )
         try:
-            config = GareConfig.load(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+            config = GareConfig.load({**json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))})
             state = load_file(folder / WEIGHTS_FILE)
-        except (ConfigError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+        except (ConfigError, TypeError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder} is not a GARE model that this version can read: {error}"
             ) from None
@@ -318,26 +373,13 @@ def load_state(model: GARE, state: dict[str, Tensor], *, source: str) -> None:
     model.load_state_dict(state)
 
 
-def _check_scorable(text: TextFeatures, video: VideoFeatures | ScoreCards, dim: int) -> None:
-    frames_VFD, mask_VF = (
-        (video.pool.frames_VFD, video.pool.mask_VF)
-        if isinstance(video, ScoreCards)
-        else (video.frames_VFD, video.mask_VF)
-    )
-    if not len(text) or not len(video):
-        raise ValueError(f"nothing to score: {len(text)} texts and {len(video)} videos")
-    if text.dim != dim or frames_VFD.shape[-1] != dim:
-        raise ValueError(
-            f"texts of {text.dim} and videos of {frames_VFD.shape[-1]} dimensions, but this model has {dim}; "
-            "encode both with the same model"
-        )
-    if not mask_VF.any(dim=1).all() or not text.mask_TW.any(dim=1).all():
-        raise ValueError(
-            "a video without a real frame or a text without a word; leave it out or mend its mask"
-        )
-    real_frames = frames_VFD[mask_VF]
-    if not (torch.isfinite(text.text_TD).all() and torch.isfinite(real_frames).all()):
-        raise ValueError("features contain NaN or infinity; look for a broken input or weights that diverged")
+def _default_heads(dim: int) -> int:
+    """About one head per 64 dimensions, as CLIP has; fewer where that does not divide them.
+
+    >>> _default_heads(512), _default_heads(200), _default_heads(16)
+    (8, 2, 1)
+    """
+    return next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)
 
 
 def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:

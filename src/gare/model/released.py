@@ -78,13 +78,21 @@ class LoadReport:
     unknown: list[str]
 
 
-def load_released(path: str | os.PathLike[str], *, temporal: bool = True) -> GARE:
+def load_released(
+    path: str | os.PathLike[str],
+    *,
+    temporal: bool = True,
+    num_heads: int = 1,
+    pooling_temperature: float = 3.0,
+) -> GARE:
     """Load a checkpoint of the authors' code, saved by torch or as safetensors, for inference.
 
     Args:
         path: the file. It is read without running any code in it.
         temporal: False for checkpoints trained on MSVD, where the authors skip the temporal transformer
             although its weights are in the file.
+        num_heads: of psi; the weights do not tell, and the released code uses one.
+        pooling_temperature: 3 in the authors' training script, 5 if their parser's default was used.
 
     The result has the attribute `load_report`, a `LoadReport`.
     """
@@ -100,7 +108,7 @@ def load_released(path: str | os.PathLike[str], *, temporal: bool = True) -> GAR
         translated |= ours
     if not temporal:
         translated = {name: tensor for name, tensor in translated.items() if not name.startswith("temporal.")}
-    model = GARE(_config(translated, Path(path)), pretrained_towers=False)
+    model = GARE(_config(translated, Path(path), num_heads, pooling_temperature), pretrained_towers=False)
     load_state(model, translated, source=str(path))
     report = LoadReport(
         loaded=sorted(known.keys() - set(unknown)),
@@ -170,7 +178,7 @@ def _translate(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {ours: tensor}
 
 
-def _config(state: dict[str, Tensor], path: Path) -> GareConfig:
+def _config(state: dict[str, Tensor], path: Path, num_heads: int, pooling_temperature: float) -> GareConfig:
     """Read the sizes off the weights; heads are one per 64 dimensions in all of CLIP's ViT towers."""
 
     def num_layers(prefix: str) -> int:
@@ -215,6 +223,8 @@ def _config(state: dict[str, Tensor], path: Path) -> GareConfig:
         {
             "preset": "released",
             "backbone": {"family": "clip", "architecture": architecture},
+            "increment": {"num_heads": num_heads},
+            "interaction": {"pooling_temperature": pooling_temperature},
             "temporal": {
                 "num_layers": num_layers("temporal.layers."),
                 "num_heads": max(1, dim // 64),

@@ -11,6 +11,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.errors import check_choice
+
 STD_FLOOR = 1e-6
 
 
@@ -31,6 +33,8 @@ def kl_bottleneck(
         reduction: "event" sums the dimensions, "per_dimension" averages them: D times smaller.
         normalise: take the statistics of unit increments.
     """
+    check_choice("anchor", anchor, ("video", "text"))
+    check_choice("reduction", reduction, ("event", "per_dimension"))
     if normalise:
         increment_TVD = F.normalize(increment_TVD, dim=-1)
     over = 0 if anchor == "video" else 1

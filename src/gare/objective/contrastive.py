@@ -26,6 +26,12 @@ def symmetric_infonce(
         raise ValueError(f"scores must be [texts, videos] and not empty, got {list(scores_TV.shape)}")
     logits_TV = scores_TV * logit_scale
     if video_index is not None:
+        if not isinstance(video_index, Tensor) or video_index.shape != (logits_TV.shape[0],):
+            raise ValueError(f"video_index must be a tensor with one entry per pair, [{logits_TV.shape[0]}]")
+        if logits_TV.shape[0] != logits_TV.shape[1]:
+            raise ValueError(
+                f"with video_index there must be as many texts as videos, got {list(scores_TV.shape)}"
+            )
         logits_TV = logits_TV.masked_fill(same_video_cells(video_index), float("-inf"))
     num_pairs = min(logits_TV.shape)
     target = torch.arange(num_pairs, device=scores_TV.device)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.errors import check_choice
+
 
 def direction_diversity(
     increment_TVD: Tensor,
@@ -24,6 +26,7 @@ def direction_diversity(
     "log_mean_exp" is mean_i log mean_jk exp(−sharpness (1 − z_ij·z_ik)), j = k included.
     "orthogonal" is mean_i mean_{j≠k} (z_ij·z_ik)².
     """
+    check_choice("variant", variant, ("log_mean_exp", "orthogonal"))
     unit_TVD = F.normalize(increment_TVD, dim=-1)
     cosine_TVV = unit_TVD @ unit_TVD.mT
     if variant == "log_mean_exp":

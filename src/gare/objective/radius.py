@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gare.errors import check_choice
 from gare.objective.direction import log_mean_exp
 
 
@@ -17,6 +18,7 @@ def radius_spread(
     "variance" is max(−mean_i Var_j r_ij, −cap): no gradient once the variance has reached the cap.
     "lse" is mean_i log mean_jk exp(−(r_ij − r_ik)²): the same pull, strongest on equal radii and fading.
     """
+    check_choice("variant", variant, ("variance", "lse"))
     if radius_TV.shape[1] < 2:
         raise ValueError("the spread of radii needs at least two videos in the batch, got one")
     if variant == "variance":

@@ -7,7 +7,10 @@ Shapes: V videos, F frames, D embedding, H heads; O owners of C context tokens e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,11 @@ from torch import Tensor
 
 from gare.scoring.pooling import mean_weights, weighted_mean, without_padding
 from gare.types import IncrementModule, IncrementWeights, Interaction, VideoFeatures
+
+OWNER_NUMBERS = {"cpu": 2**23, "cuda": 2**28}
+"""How many numbers one tensor of a block's cards may hold while they are made: 32 MB on a CPU."""
+
+Card = TypeVar("Card", bound="PoolCard | OwnFrames | IncrementCard | ScoreCards")
 
 
 @dataclass(frozen=True)
@@ -28,15 +36,6 @@ class PoolCard:
     unit_mean_VD: Tensor
     """Mean of the unit frame vectors: its product with a unit text is their mean cosine."""
 
-    def __getitem__(self, rows: slice) -> PoolCard:
-        return PoolCard(
-            self.frames_VFD[rows],
-            self.mask_VF[rows],
-            self.gram_VFF[rows],
-            self.mean_VD[rows],
-            self.unit_mean_VD[rows],
-        )
-
 
 @dataclass(frozen=True)
 class OwnFrames:
@@ -46,11 +45,6 @@ class OwnFrames:
     atom_frames_VAF: Tensor
     scaled_VF: Tensor
     fixed_VF: Tensor
-
-    def __getitem__(self, rows: slice) -> OwnFrames:
-        return OwnFrames(
-            self.key_mean_VA[rows], self.atom_frames_VAF[rows], self.scaled_VF[rows], self.fixed_VF[rows]
-        )
 
 
 @dataclass(frozen=True)
@@ -79,22 +73,6 @@ class IncrementCard:
     own: OwnFrames | None = None
     """Products with the owner's own frames; None when the owners are texts, which have none."""
 
-    def __getitem__(self, rows: slice) -> IncrementCard:
-        return replace(
-            self,
-            key_OAD=self.key_OAD[rows],
-            key_bias_OA=self.key_bias_OA[rows],
-            mask_OC=self.mask_OC[rows],
-            gram2_OAA=self.gram2_OAA[rows],
-            gram3_OAA=self.gram3_OAA[rows],
-            linear3_OA=self.linear3_OA[rows],
-            atom_OAD=self.atom_OAD[rows],
-            gram_OAA=self.gram_OAA[rows],
-            atom_scaled_OA=self.atom_scaled_OA[rows],
-            atom_fixed_OA=self.atom_fixed_OA[rows],
-            own=None if self.own is None else self.own[rows],
-        )
-
 
 @dataclass(frozen=True)
 class ScoreCards:
@@ -104,18 +82,81 @@ class ScoreCards:
     increment: IncrementCard | None
     """None for the baseline, and when psi attends over words: then the atoms belong to the texts."""
 
+    interaction: Interaction
+
     def __len__(self) -> int:
         return self.pool.frames_VFD.shape[0]
 
     def __getitem__(self, rows: slice) -> ScoreCards:
-        return ScoreCards(self.pool[rows], None if self.increment is None else self.increment[rows])
+        return map_owners(self, lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str) -> ScoreCards:
+        return map_tensors(self, lambda tensor: tensor.to(device))
+
+
+def map_tensors(card: Card, function: Callable[[Tensor], Tensor], *, owners_only: bool = False) -> Card:
+    """The same card with every tensor changed; `owners_only` leaves alone what all owners share."""
+    changes: dict[str, Any] = {}
+    for field in fields(card):
+        value = getattr(card, field.name)
+        # The shape in a name begins with O or V where there is a row for each owner.
+        has_owners = re.search(r"_[OV][A-Z]*$", field.name) is not None
+        if isinstance(value, Tensor) and (has_owners or not owners_only):
+            changes[field.name] = function(value)
+        elif is_dataclass(value) and not isinstance(value, Interaction):
+            changes[field.name] = map_tensors(value, function, owners_only=owners_only)  # type: ignore[type-var]
+    return replace(card, **changes)
+
+
+def map_owners(card: Card, function: Callable[[Tensor], Tensor]) -> Card:
+    return map_tensors(card, function, owners_only=True)
 
 
 def score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
-    """Precompute what scoring needs of each video: 2·H·F + F vectors of D numbers and a few F×F matrices."""
+    """Precompute what scoring needs of each video: 2·H·F + F vectors of D numbers and a few F×F matrices.
+
+    Works through the videos in blocks, so that no more than the cards themselves is ever held.
+    """
+    num_frames, dim = video.frames_VFD.shape[1:]
+    num_atoms = num_frames * (1 if psi is None else psi.weights().num_heads)
+    size = owners_per_block(num_atoms, dim, video.frames_VFD.device)
+    if len(video) <= size or torch.is_grad_enabled():
+        return _score_cards(video, psi, interaction)
+    whole: ScoreCards | None = None
+    for start in range(0, len(video), size):
+        part = _score_cards(video[start : start + size], psi, interaction)
+        if whole is None:
+            whole = map_owners(part, lambda tensor: tensor.new_empty(len(video), *tensor.shape[1:]))
+        _copy_owners(part, whole, start)
+    assert whole is not None
+    return whole
+
+
+def owners_per_block(num_atoms: int, dim: int, device: torch.device) -> int:
+    """How many owners' cards are made at a time: their tensors hold num_atoms × dim numbers an owner."""
+    budget = OWNER_NUMBERS.get(device.type, OWNER_NUMBERS["cpu"])
+    return max(1, budget // (num_atoms * max(dim, num_atoms)))
+
+
+def _copy_owners(part: Any, whole: Any, start: int) -> None:
+    for field in fields(part):
+        value, target = getattr(part, field.name), getattr(whole, field.name)
+        if (
+            isinstance(value, Tensor)
+            and value is not target
+            and target.ndim
+            and len(target) >= start + len(value)
+        ):
+            if re.search(r"_[OV][A-Z]*$", field.name):
+                target[start : start + len(value)] = value
+        elif is_dataclass(value) and not isinstance(value, Interaction):
+            _copy_owners(value, target, start)
+
+
+def _score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
     pool = pool_card(video, interaction)
     if psi is None or interaction.context == "words":
-        return ScoreCards(pool, None)
+        return ScoreCards(pool, None, interaction)
     attended_VF = video.mask_VF if interaction.mask_frames else torch.ones_like(video.mask_VF)
     card = increment_card(video.frames_VFD, attended_VF, psi.weights())
     frames_VFD = full_precision(pool.frames_VFD)
@@ -125,7 +166,7 @@ def score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: 
         scaled_VF=frames_VFD @ card.scaled_D,
         fixed_VF=frames_VFD @ card.fixed_D,
     )
-    return ScoreCards(pool, replace(card, own=own))
+    return ScoreCards(pool, replace(card, own=own), interaction)
 
 
 def pool_card(video: VideoFeatures, interaction: Interaction) -> PoolCard:

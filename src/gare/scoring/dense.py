@@ -1,7 +1,7 @@
 """The reference: every increment is formed, so each line can be read beside the paper. Training uses it too.
 
-Shapes: T texts, V videos, F frames, D embedding. One pair costs four D×D products, and T×V×D numbers are
-kept, so `score` works in blocks; `factored` gives the same numbers without forming the increment.
+Shapes: T texts, V videos, F frames, W words, D embedding. A pair costs four D×D products, and T×V×D numbers
+are kept, so `score` works in blocks; `factored` gives the same numbers without forming the increment.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.scoring.checks import check_shapes
 from gare.scoring.pooling import mean_weights, pool_weights, weighted_mean, without_padding
 from gare.types import IncrementModule, Interaction, PairScores, TextFeatures, VideoFeatures
+
+SQUARE_FLOOR = 1e-16
 
 
 def score_pairs(
     text: TextFeatures, video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction
 ) -> PairScores:
     """Score every text with every video and keep the increments; `psi=None` is the baseline."""
+    check_shapes(text, video)
     frames_VFD = without_padding(video.frames_VFD, video.mask_VF, mask_frames=interaction.mask_frames)
     video = VideoFeatures(frames_VFD, video.mask_VF)
-    pooled_TVD = pool(text.text_TD, video, interaction)
-    text_TVD = text.text_TD[:, None].expand_as(pooled_TVD)
+    video_pooled_TVD = pool(text.text_TD, video, interaction)
+    text_TVD = text.text_TD[:, None].expand_as(video_pooled_TVD)
     if psi is None:
-        return PairScores(F.cosine_similarity(text_TVD, pooled_TVD, dim=-1), None)
+        return PairScores(cosine(text_TVD, video_pooled_TVD), None)
     increment_TVD = increments(text, video, psi, interaction)
     if interaction.corrected_side == "text":
-        scores_TV = F.cosine_similarity(text_TVD + increment_TVD, pooled_TVD, dim=-1)
-    else:
-        scores_TV = F.cosine_similarity(text_TVD, pooled_TVD + increment_TVD, dim=-1)
-    return PairScores(scores_TV, increment_TVD)
+        shifted_text_TVD = text_TVD + increment_TVD
+        return PairScores(cosine(shifted_text_TVD, video_pooled_TVD), increment_TVD)
+    return PairScores(cosine(text_TVD, video_pooled_TVD + increment_TVD), increment_TVD)
 
 
 def score(
@@ -38,21 +41,26 @@ def score(
     psi: IncrementModule | None,
     interaction: Interaction,
     *,
-    block: int = 128,
+    text_block: int = 128,
+    video_block: int = 128,
 ) -> Tensor:
-    """The scores alone, [T, V], in blocks of `block` × `block` pairs."""
-    return torch.cat(
-        [
-            torch.cat(
-                [
-                    score_pairs(text[i : i + block], video[j : j + block], psi, interaction).scores_TV
-                    for j in range(0, len(video), block)
-                ],
-                dim=1,
-            )
-            for i in range(0, len(text), block)
-        ]
-    )
+    """The scores alone, [T, V], in blocks."""
+    check_shapes(text, video)
+    rows = [
+        torch.cat(
+            [score_pairs(texts, videos, psi, interaction).scores_TV for videos in video.blocks(video_block)],
+            1,
+        )
+        for texts in text.blocks(text_block)
+    ]
+    return torch.cat(rows)
+
+
+def cosine(left_TVD: Tensor, right_TVD: Tensor) -> Tensor:
+    """Cosine of each pair; a vector shorter than 1e-8 counts as that long, so that it scores near zero."""
+    product_TV = (left_TVD * right_TVD).sum(dim=-1)
+    scale_TV = [x.square().sum(dim=-1).clamp_min(SQUARE_FLOOR).rsqrt() for x in (left_TVD, right_TVD)]
+    return (product_TV * scale_TV[0] * scale_TV[1]).clamp(-1, 1)
 
 
 def pool(text_TD: Tensor, video: VideoFeatures, interaction: Interaction) -> Tensor:
@@ -71,7 +79,8 @@ def increments(
     if interaction.query == "text":
         query_TVD = text_TVD
     else:
-        gap_TVD = weighted_mean(video.frames_VFD, mean_VF) - text_TVD
+        video_mean_VD = weighted_mean(video.frames_VFD, mean_VF)
+        gap_TVD = video_mean_VD - text_TVD
         query_TVD = gap_TVD if interaction.gap_direction == "video_minus_text" else -gap_TVD
 
     if interaction.context == "frames":

@@ -5,17 +5,18 @@ a norm. So each increment is a known combination of a few vectors (*atoms*, one 
 and a score is a function of dot products with those. `docs/method.md` derives the formulas; the step numbers
 below are its own.
 
-Shapes: T texts, V videos, F frames, D embedding, H heads. Psi's context tokens C belong to one side, the
-*owner* O: the videos when it attends over frames, the texts when over words. P is the other side, and A = H ×
-C counts the atoms. Pairs lie as [O, A, P]: one matrix product writes that layout, and the small quadratic
-forms are batched over O.
+Shapes: T texts, V videos, F frames, W words, D embedding, H heads. Psi's context tokens C belong to one side,
+the *owner* O: the videos when it attends over frames, the texts when over words. P is the other side, and
+A = H × C counts the atoms. Pairs lie as [O, A, P]: one matrix product writes that layout, and the small
+quadratic forms are batched over O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +30,15 @@ from gare.scoring.cards import (
     centre,
     full_precision,
     increment_card,
+    owners_per_block,
     pool_card,
     score_cards,
 )
+from gare.scoring.checks import check_cards, check_shapes
+from gare.scoring.dense import SQUARE_FLOOR
 from gare.scoring.pooling import pool_weights
 from gare.scoring.products import products
-from gare.types import IncrementModule, Interaction, TextFeatures, VideoFeatures
+from gare.types import IncrementModule, Interaction, TextFeatures, VideoFeatures, block_slices
 
 NUMBERS_PER_BLOCK = {"cpu": 2**21, "cuda": 2**27}
 """How many numbers one [O, A, P] tensor may hold: cache-sized on a CPU, 512 MB in float32 on a GPU."""
@@ -108,6 +112,9 @@ def frame_weights(
     interaction: Interaction,
 ) -> FrameWeights:
     """The frames behind each score: T × V × F numbers, so for the pairs one shows, not for a gallery."""
+    check_shapes(text, video)
+    if isinstance(video, ScoreCards):
+        check_cards(video, psi, interaction)
     cards = video if isinstance(video, ScoreCards) else score_cards(video, psi, interaction)
     pool_VFT = pool_weights(products(cards.pool.frames_VFD, text.text_TD), cards.pool.mask_VF, interaction)
     pool_TVF = pool_VFT.permute(2, 0, 1)
@@ -132,46 +139,70 @@ def _map_blocks(
     video_block: int | None,
 ) -> Tensor:
     """`function` of every block of pairs, as [T, V]. Owners are the outer loop: their cards cost most."""
-    over_words = psi is not None and interaction.context == "words"
+    check_shapes(text, video)
+    if isinstance(video, ScoreCards):
+        check_cards(video, psi, interaction)
+    default_text, default_video = _block_sizes(text, video, psi, interaction)
+    text_block, video_block = text_block or default_text, video_block or default_video
+
+    if psi is not None and interaction.context == "words":
+
+        def row_of_blocks(texts: TextFeatures) -> Tensor:
+            owner = increment_card(texts.words_TWD, texts.mask_TW, psi.weights())
+            columns = block_slices(len(video), video_block)
+            pools = (
+                video[rows].pool if isinstance(video, ScoreCards) else pool_card(video[rows], interaction)
+                for rows in columns
+            )
+            return torch.cat([function(texts, owner, pool) for pool in pools], dim=1)
+
+        return torch.cat(_each(row_of_blocks, list(text.blocks(text_block))))
+
+    def column_of_blocks(videos: VideoFeatures | ScoreCards) -> Tensor:
+        cards = videos if isinstance(videos, ScoreCards) else score_cards(videos, psi, interaction)
+        return torch.cat(
+            [function(texts, cards.increment, cards.pool) for texts in text.blocks(text_block)], dim=1
+        )
+
+    return torch.cat(
+        _each(column_of_blocks, [video[rows] for rows in block_slices(len(video), video_block)])
+    ).mT
+
+
+def _each(function: Callable[[Any], Tensor], blocks: Sequence[Any]) -> list[Tensor]:
+    """`function` of every block; in training, what a block needs is computed again in backward, not kept."""
+    if torch.is_grad_enabled() and len(blocks) > 1:
+        return [checkpoint(function, block, use_reentrant=False) for block in blocks]
+    return [function(block) for block in blocks]
+
+
+def _block_sizes(
+    text: TextFeatures,
+    video: VideoFeatures | ScoreCards,
+    psi: IncrementModule | None,
+    interaction: Interaction,
+) -> tuple[int, int]:
+    """Texts and videos a block, so that neither its pairs nor the cards of its owners take much memory."""
     frames_VFD = video.pool.frames_VFD if isinstance(video, ScoreCards) else video.frames_VFD
+    over_words = psi is not None and interaction.context == "words"
     num_tokens = max(text.words_TWD.shape[1], frames_VFD.shape[1]) if over_words else frames_VFD.shape[1]
     num_atoms = num_tokens * (1 if psi is None else psi.weights().num_heads)
     budget = NUMBERS_PER_BLOCK.get(frames_VFD.device.type, NUMBERS_PER_BLOCK["cpu"])
-    text_block = text_block or min(len(text), MAX_TEXTS_PER_BLOCK, max(1, budget // num_atoms))
-    video_block = video_block or max(1, budget // (num_atoms * text_block))
-
-    blocks = []
+    num_owners = owners_per_block(num_atoms, text.dim, frames_VFD.device)
+    text_block = min(len(text), MAX_TEXTS_PER_BLOCK, max(1, budget // num_atoms))
     if over_words:
-        assert psi is not None
-        for rows in _slices(len(text), text_block):
-            owner = increment_card(text.words_TWD[rows], text.mask_TW[rows], psi.weights())
-            pools = (
-                video.pool[columns]
-                if isinstance(video, ScoreCards)
-                else pool_card(video[columns], interaction)
-                for columns in _slices(len(video), video_block)
-            )
-            blocks.append(torch.cat([function(text[rows], owner, pool) for pool in pools], dim=1))
-        return torch.cat(blocks)
-
-    for columns in _slices(len(video), video_block):
-        cards = (
-            video[columns] if isinstance(video, ScoreCards) else score_cards(video[columns], psi, interaction)
-        )
-        rows_of = (text[rows] for rows in _slices(len(text), text_block))
-        blocks.append(torch.cat([function(texts, cards.increment, cards.pool) for texts in rows_of], dim=1))
-    return torch.cat(blocks).mT
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, length, size))
+        text_block = min(text_block, num_owners)
+    video_block = max(1, budget // (num_atoms * text_block))
+    if not over_words and not isinstance(video, ScoreCards):
+        video_block = min(video_block, num_owners)
+    return text_block, video_block
 
 
 def _kernel_fits(text: TextFeatures, owner: IncrementCard, pool: PoolCard) -> bool:
     """Whether the fused CUDA kernel can take this block; if not, plain torch gives the same numbers."""
     return (
         text.text_TD.is_cuda
-        and not torch.is_grad_enabled()
+        and not (torch.is_grad_enabled() and (text.text_TD.requires_grad or owner.key_OAD.requires_grad))
         and text.text_TD.dtype != torch.float64
         and owner.own is not None
         and owner.num_heads == 1
@@ -239,20 +270,29 @@ def pair_products(
             text_increment=(
                 _linear(atom_text_TA, y_OAP) + scale3_OP * text_scaled_T[:, None] + text_fixed_T[:, None]
             ),
-            pooled_increment=_pooled_increment_over_words(owner, pool, weights_VFT, y_OAP, scale3_OP),
+            pooled_increment=_pooled_increment_over_words(
+                owner, pool, weights_VFT, y_OAP, scale3_OP, interaction
+            ),
         )
     return _rescale(result, text, pool, interaction)
 
 
 def cosine(pairs: PairProducts, interaction: Interaction) -> Tensor:
     """The score from its inner products, in the layout they come in."""
+    text_sq, pooled_sq, product = pairs.text_sq, pairs.pooled_sq, pairs.text_pooled
     if interaction.corrected_side == "text":
-        numerator = pairs.text_pooled + pairs.pooled_increment
-        squares = (pairs.text_sq + 2 * pairs.text_increment + pairs.increment_sq) * pairs.pooled_sq
+        text_sq, product = (
+            text_sq + 2 * pairs.text_increment + pairs.increment_sq,
+            product + pairs.pooled_increment,
+        )
     else:
-        numerator = pairs.text_pooled + pairs.text_increment
-        squares = pairs.text_sq * (pairs.pooled_sq + 2 * pairs.pooled_increment + pairs.increment_sq)
-    return numerator * squares.clamp_min(1e-16).rsqrt()
+        pooled_sq, product = (
+            pooled_sq + 2 * pairs.pooled_increment + pairs.increment_sq,
+            product + pairs.text_increment,
+        )
+    # Floors as in `dense.cosine`; where a shifted vector almost vanishes, its square may come out negative.
+    scales = [square.clamp_min(SQUARE_FLOOR).rsqrt() for square in (text_sq, pooled_sq)]
+    return (product * scales[0] * scales[1]).clamp(-1, 1)
 
 
 def _attention(text: TextFeatures, owner: IncrementCard, pool: PoolCard, interaction: Interaction) -> Tensor:
@@ -290,14 +330,24 @@ def _attention(text: TextFeatures, owner: IncrementCard, pool: PoolCard, interac
 
 
 def _pooled_increment_over_words(
-    owner: IncrementCard, pool: PoolCard, weights_VFT: Tensor, y_TAV: Tensor, scale3_TV: Tensor
+    owner: IncrementCard,
+    pool: PoolCard,
+    weights_VFT: Tensor,
+    y_TAV: Tensor,
+    scale3_TV: Tensor,
+    interaction: Interaction,
 ) -> Tensor:
     """Delta·pooled when the atoms belong to the texts, [T, V].
 
-    The pooled video differs with the text, so its products with the text's atoms cannot be prepared per
-    video. Forming it for a few texts at a time costs F + W products of length D a pair, ten times less than
-    all F × W frame–atom products. Recomputed in backward, so that training keeps none of it either.
+    With text-conditioned pooling the pooled video differs with the text, so its products with the text's
+    atoms cannot be prepared per video. Forming it for a few texts at a time costs F + W products of length D
+    a pair, ten times less than all F × W frame–atom products. Recomputed in backward, so that training keeps
+    none of it either.
     """
+    if interaction.pooling == "mean":  # the same for every text
+        scaled_V, fixed_V = pool.mean_VD @ owner.scaled_D, pool.mean_VD @ owner.fixed_D
+        atoms_TAV = products(full_precision(owner.atom_OAD), pool.mean_VD)
+        return (y_TAV * atoms_TAV).sum(dim=1) + scale3_TV * scaled_V + fixed_V
     frames_VFD = full_precision(pool.frames_VFD)
 
     def few_texts(weights_VFN: Tensor, atom_NAD: Tensor, y_NAV: Tensor, scale3_NV: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gare.scoring.cards import IncrementCard, PoolCard, centre, full_precision
+from gare.scoring.dense import SQUARE_FLOOR
 from gare.scoring.products import products
 from gare.types import Interaction
 
@@ -51,19 +52,19 @@ def score(text_TD: Tensor, owner: IncrementCard, pool: PoolCard, interaction: In
         # for each frame
         pool.mask_VF.contiguous(),
         owner.mask_OC.contiguous(),
-        owner.key_bias_OA,
-        owner.own.key_mean_VA,
-        owner.linear3_OA,
-        owner.atom_scaled_OA,
-        owner.atom_fixed_OA,
-        owner.own.scaled_VF,
-        owner.own.fixed_VF,
+        owner.key_bias_OA.contiguous(),
+        owner.own.key_mean_VA.contiguous(),
+        owner.linear3_OA.contiguous(),
+        owner.atom_scaled_OA.contiguous(),
+        owner.atom_fixed_OA.contiguous(),
+        owner.own.scaled_VF.contiguous(),
+        owner.own.fixed_VF.contiguous(),
         # for each pair of frames
-        owner.gram2_OAA,
-        owner.gram3_OAA,
-        owner.gram_OAA,
-        owner.own.atom_frames_VAF,
-        pool.gram_VFF,
+        owner.gram2_OAA.contiguous(),
+        owner.gram3_OAA.contiguous(),
+        owner.gram_OAA.contiguous(),
+        owner.own.atom_frames_VAF.contiguous(),
+        pool.gram_VFF.contiguous(),
         # for each video, and for all
         mean_centred_VD.square().mean(dim=-1),
         constants_4,
@@ -80,6 +81,7 @@ def score(text_TD: Tensor, owner: IncrementCard, pool: PoolCard, interaction: In
         CORRECT_TEXT=interaction.corrected_side == "text",
         POOL_MEAN=interaction.pooling == "mean",
         MASK_FRAMES=interaction.mask_frames,
+        SQUARE_FLOOR=SQUARE_FLOOR,
     )
     return scores_VT
 
@@ -105,6 +107,7 @@ def _score_kernel(
     mean_variance_ptr, constants_ptr, scores_ptr, num_texts, num_frames, eps, inverse_temperature,
     FRAMES: tl.constexpr, TEXTS: tl.constexpr, QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr,
     NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr,
+    SQUARE_FLOOR: tl.constexpr,
 ):  # fmt: skip
     """One video against TEXTS texts; tiles are [FRAMES, TEXTS], padded frames and texts masked on load."""
     v = tl.program_id(0).to(tl.int64)
@@ -195,10 +198,12 @@ def _score_kernel(
         text_increment *= factor
         pooled_increment *= factor
         increment_sq = length * length
+    product = text_pooled
     if CORRECT_TEXT:
-        numerator = text_pooled + pooled_increment
-        squares = (text_sq + 2 * text_increment + increment_sq) * pooled_sq
+        text_sq += 2 * text_increment + increment_sq
+        product += pooled_increment
     else:
-        numerator = text_pooled + text_increment
-        squares = text_sq * (pooled_sq + 2 * pooled_increment + increment_sq)
-    tl.store(scores_ptr + pair, numerator * tl.rsqrt(tl.maximum(squares, 1e-16)), mask=in_t)
+        pooled_sq += 2 * pooled_increment + increment_sq
+        product += text_increment
+    scale = tl.rsqrt(tl.maximum(text_sq, SQUARE_FLOOR)) * tl.rsqrt(tl.maximum(pooled_sq, SQUARE_FLOOR))
+    tl.store(scores_ptr + pair, tl.minimum(tl.maximum(product * scale, -1.0), 1.0), mask=in_t)

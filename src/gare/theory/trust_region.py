@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.errors import check_choice
+
 Direction = Literal["text_to_video", "video_to_text", "symmetric"]
 
 
@@ -47,6 +49,7 @@ def infonce_gradients(
     residual_ij is softmax minus one-hot: over the videos of text i, over the texts of video j, or the mean of
     both.
     """
+    check_choice("direction", direction, ("text_to_video", "video_to_text", "symmetric"))
     shifted_TVD = text_TD[:, None] + increment_TVD
     unit_shifted_TVD, unit_video = F.normalize(shifted_TVD, dim=-1), F.normalize(video, dim=-1)
     scores_TV = (unit_shifted_TVD * unit_video).sum(dim=-1)

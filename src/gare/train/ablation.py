@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
-from gare.data.loader import FrameSource
+from gare.data.manifest import Split
+from gare.errors import TrainingError
 from gare.evaluate.metrics import METRIC_NAMES
 from gare.evaluate.report import EvaluationResult, format_metric, markdown_rows
 from gare.evaluate.run import evaluate_model
@@ -18,7 +22,7 @@ from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired
 from gare.model import GARE
 from gare.settings import NotEmpty, Settings
 from gare.train.config import RunConfig
-from gare.train.loop import train
+from gare.train.loop import frozen_features, open_source, train
 
 SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
 
@@ -39,6 +43,20 @@ class Ablation(Settings):
     rows: Annotated[tuple[AblationRow, ...], NotEmpty()]
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One row with one seed: its recipe and its folder."""
+
+    row: str
+    seed: int
+    overrides: tuple[str, ...]
+    folder: Path
+
+    @property
+    def is_trained(self) -> bool:
+        return (self.folder / "last").exists()
+
+
 def run_ablation(
     ablation: Ablation,
     recipe: Path,
@@ -46,43 +64,74 @@ def run_ablation(
     *,
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
-    split: str = "test",
+    split: Split = "test",
     device: torch.device | None = None,
+    jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> dict[str, list[EvaluationResult]]:
-    """Train and evaluate every cell that has no result yet; returns the results by row."""
+    """Train and evaluate every cell that has no result yet; returns the results by row.
+
+    Args:
+        jobs: cells trained at the same time, each in a process of its own; small models leave a GPU idle.
+    """
+    cells = [
+        Cell(
+            row.name, seed, (*overrides, *row.set, f"seed={seed}"), folder / _slug(row.name) / f"seed-{seed}"
+        )
+        for row in ablation.rows
+        for seed in seeds
+    ]
+    untrained = [cell for cell in cells if not cell.is_trained]
+    say(f"{len(cells)} cells, {len(cells) - len(untrained)} of them trained already")
+    if jobs > 1:
+        with ThreadPoolExecutor(jobs) as pool:
+            for cell in pool.map(lambda cell: _train_in_process(cell, recipe, device), untrained):
+                say(f"trained {cell.row}, seed {cell.seed}")
     results: dict[str, list[EvaluationResult]] = {}
-    total = len(ablation.rows) * len(seeds)
-    for number, (row, seed) in enumerate((row, seed) for row in ablation.rows for seed in seeds):
-        cell = folder / _slug(row.name) / f"seed-{seed}"
-        config = RunConfig.load(recipe, [*overrides, *row.set, f"seed={seed}"])
-        path = cell / f"results-{split}.json"
+    for cell in cells:
+        path = cell.folder / f"results-{split}.json"
         if not path.exists():
-            say(f"cell {number + 1} of {total}: {row.name}, seed {seed}")
-            best = cell / "best"
-            if not (cell / "last").exists():
-                best = train(config, cell, resume=(cell / "config.toml").exists(), device=device)
-            model = GARE.from_pretrained(best)
-            if device is not None:
-                model = model.to(device)
-            source = FrameSource.open(
-                Path(config.data.manifest),
-                config.data.num_frames,
-                config.data.sampling,
-                allow_missing=config.data.allow_missing,
-            )
-            result, _ = evaluate_model(
-                model,
-                source,
-                split,  # type: ignore[arg-type]
-                selected_on=config.selection_split,
-                seed=seed,
-                num_workers=config.data.num_workers,
-                allow_missing=config.data.allow_missing,
-            )
-            result.save(path)
-        results.setdefault(row.name, []).append(EvaluationResult.read(path))
+            config = RunConfig.load(recipe, cell.overrides)
+            if not cell.is_trained:
+                say(f"training {cell.row}, seed {cell.seed}")
+                train(config, cell.folder, resume=(cell.folder / "config.toml").exists(), device=device)
+            _evaluate_cell(cell, config, split, device).save(path)
+        results.setdefault(cell.row, []).append(EvaluationResult.read(path))
     return results
+
+
+def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> Cell:
+    command = [sys.executable, "-m", "gare", "train", str(recipe), "--out", str(cell.folder)]
+    command += [part for override in cell.overrides for part in ("--set", override)]
+    command += ["--resume"] if (cell.folder / "config.toml").exists() else []
+    command += ["--device", str(device)] if device is not None else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise TrainingError(f"{cell.row}, seed {cell.seed} failed: {done.stderr.strip()[-2000:]}")
+    return cell
+
+
+def _evaluate_cell(
+    cell: Cell, config: RunConfig, split: Split, device: torch.device | None
+) -> EvaluationResult:
+    model = GARE.from_pretrained(cell.folder / "best").to(device or torch.device("cpu"))
+    source = open_source(config)
+    features = frozen_features(model, source, config)
+    videos = None
+    if features is not None:
+        with torch.no_grad():
+            videos = model.video_features_from_cache(*features.of(split))
+    result, _ = evaluate_model(
+        model,
+        source,
+        split,
+        selected_on=config.selection_split,
+        seed=cell.seed,
+        num_workers=config.data.num_workers,
+        allow_missing=config.data.allow_missing,
+        videos=videos,
+    )
+    return result
 
 
 def ablation_table(ablation: Ablation, results: dict[str, list[EvaluationResult]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,12 +46,7 @@ def train(
     """
     processes = join(device)
     _claim(folder, config, resume, processes)
-    source = FrameSource.open(
-        Path(config.data.manifest),
-        config.data.num_frames,
-        config.data.sampling,
-        allow_missing=config.data.allow_missing,
-    )
+    source = open_source(config)
     model = _build_model(config, processes)
     optimizer = build_optimizer(model, config.optimizer)
     average = _start_average(model, config)
@@ -61,7 +56,7 @@ def train(
         average = None if stored is None else {name: x.to(processes.device) for name, x in stored.items()}
 
     with RunLog(folder, progress.step, enabled=processes.is_main) as log:
-        features = _frozen_features(model, source, config, log)
+        features = frozen_features(model, source, config, on_progress=log.caching)
         batches: Batches = (
             PixelBatches(model, source, config, processes)
             if features is None
@@ -121,6 +116,30 @@ def train(
                 model.save_pretrained(folder / "last")
     leave()
     return folder / "best"
+
+
+def open_source(config: RunConfig) -> FrameSource:
+    """The videos of a recipe."""
+    return FrameSource.open(
+        Path(config.data.manifest),
+        config.data.num_frames,
+        config.data.sampling,
+        allow_missing=config.data.allow_missing,
+    )
+
+
+def frozen_features(
+    model: GARE,
+    source: FrameSource,
+    config: RunConfig,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> FrozenFeatures | None:
+    """The feature cache of a recipe that asks for one, beside its manifest."""
+    if not config.data.cache_features:
+        return None
+    folder = find_manifest(Path(config.data.manifest)).parent / "features"
+    return FrozenFeatures(model, source, folder, num_workers=config.data.num_workers, on_progress=on_progress)
 
 
 def _claim(folder: Path, config: RunConfig, resume: bool, processes: Processes) -> None:
@@ -215,15 +234,6 @@ def _look(
             selection["seed"] = config.seed
             (folder / "best" / "selection.json").write_text(json.dumps(selection) + "\n")
     return progress
-
-
-def _frozen_features(
-    model: GARE, source: FrameSource, config: RunConfig, log: RunLog
-) -> FrozenFeatures | None:
-    if not config.data.cache_features:
-        return None
-    folder = find_manifest(Path(config.data.manifest)).parent / "features"
-    return FrozenFeatures(model, source, folder, num_workers=config.data.num_workers, on_progress=log.caching)
 
 
 def _start_average(model: GARE, config: RunConfig) -> dict[str, Tensor] | None:

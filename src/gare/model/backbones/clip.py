@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from gare.config import ClipBackboneConfig
@@ -35,7 +36,7 @@ class ClipBackbone(Backbone):
         self.kind: str = towers.config.model_type
         if self.kind not in ("clip", "siglip"):
             raise ConfigError(f"'{self.kind}' towers are not supported; use a CLIP or SigLIP model")
-        architecture = towers.config.to_diff_dict()
+        architecture = _without_version(towers.config.to_diff_dict())
         self.config = replace(config, architecture=architecture)
         self.vision: nn.Module = towers.vision_model
         self.text: Any = towers.text_model
@@ -139,6 +140,15 @@ def temporal_layer_from_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return ours
 
 
+def _without_version(config: dict[str, Any]) -> dict[str, Any]:
+    """The same model must have the same fingerprint whichever transformers wrote it down."""
+    return {
+        key: _without_version(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "transformers_version"
+    }
+
+
 def _load_towers(config: ClipBackboneConfig) -> Any:
     from transformers import AutoModel
 
@@ -158,5 +168,5 @@ def _build_towers(config: ClipBackboneConfig) -> Any:
     model_type = architecture.pop("model_type", "clip")
     try:
         return AutoModel.from_config(AutoConfig.for_model(model_type, **architecture), dtype=torch.float32)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ConfigError(f"backbone.architecture does not describe CLIP or SigLIP towers: {error}") from None

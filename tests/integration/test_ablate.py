@@ -1,0 +1,101 @@
+"""Rows × seeds: the table, and that finished cells are never computed again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gare.train import RunConfig
+from toy_data import recipe, write_dataset
+
+GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
+TABLE = """
+title = "Losses"
+[[rows]]
+name = "baseline"
+set = ["model.increment.enabled=false"]
+[[rows]]
+name = "full GARE"
+"""
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([GARE_COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ablation")
+    manifest = write_dataset(folder / "data")
+    (folder / "recipe.toml").write_text(RunConfig.load(recipe(manifest, epochs=2)).to_toml())
+    (folder / "table.toml").write_text(TABLE)
+    return folder
+
+
+def test_a_table_of_rows_and_seeds(files):
+    ablate = [
+        "ablate",
+        files / "table.toml",
+        "--recipe",
+        files / "recipe.toml",
+        "--out",
+        files / "out",
+        "--device",
+        "cpu",
+    ]
+    first = run(*ablate, "--seeds", 2, "--jobs", 2)
+    assert first.returncode == 0, first.stderr
+    assert "| baseline |" in first.stdout
+    assert "p against baseline" in first.stdout
+    assert (files / "out" / "table.md").read_text() == first.stdout.rstrip("\n") + "\n"
+    numbers = json.loads((files / "out" / "table.json").read_text())
+    assert [row["seeds"] for row in numbers["rows"]] == [[0, 1], [0, 1]]
+    assert numbers["rows"][0]["text_to_video"]["recall_at_1"]["p_value"] is None
+    assert 0 < numbers["rows"][1]["text_to_video"]["recall_at_1"]["p_value"] <= 1
+
+    stamps = {path: path.stat().st_mtime_ns for path in (files / "out").rglob("*.safetensors")}
+    second = run(*ablate, "--seeds", 2)
+    assert second.stdout == first.stdout
+    assert {path: path.stat().st_mtime_ns for path in (files / "out").rglob("*.safetensors")} == stamps
+
+
+def test_train_evaluate_compare(files):
+    for seed in (0, 1):
+        out = files / f"run{seed}"
+        trained = run(
+            "train", files / "recipe.toml", "--out", out, "--device", "cpu", "--set", f"seed={seed}"
+        )
+        assert trained.returncode == 0, trained.stderr
+        assert trained.stdout.strip() == str(out / "best")
+        evaluated = run(
+            "evaluate", out / "best", "--data", files / "data", "--frames", 3, "--device", "cpu",
+            "--out", out / "results.json", "--rescore", "dsl", "--legacy-ties",
+        )  # fmt: skip
+        assert evaluated.returncode == 0, evaluated.stderr
+        assert "selected on val" in evaluated.stdout
+        assert "rescored: DSL" in evaluated.stdout
+    compared = run("compare", files / "run0" / "results.json", files / "run1" / "results.json")
+    assert compared.returncode == 0, compared.stderr
+    same = run("train", files / "recipe.toml", "--out", files / "run0", "--device", "cpu")
+    assert (same.returncode, "already holds a run" in same.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "missing.toml", "--out", "x"], "does not exist"),
+        (["evaluate", "missing", "--data", "x", "--selected-on", "val"], "is not a folder here"),
+        (["evaluate", "missing", "--data", "x"], "say it with --selected-on"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(arguments, message, tmp_path):
+    result = subprocess.run(
+        [GARE_COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert result.returncode == 1
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
