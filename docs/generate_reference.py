@@ -7,6 +7,7 @@ import inspect
 import re
 import typing
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from gare import config
 from gare.cli.main import app
 from gare.settings import Range, Settings
+from gare.train.config import DataConfig, OptimizerConfig, RunConfig
 from gare.types import Interaction
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -32,6 +34,9 @@ def settings_page() -> str:
         Interaction,
         config.TemperatureConfig,
         config.ObjectiveConfig,
+        RunConfig,
+        DataConfig,
+        OptimizerConfig,
     ]
     return HEADER + "# Settings\n\n" + "\n".join(_settings_table(cls) for cls in classes)
 
@@ -46,8 +51,7 @@ def _settings_table(cls: type[Settings]) -> str:
         "| --- | --- | --- | --- |",
     ]
     for field in dataclasses.fields(cls):
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-        shown = f"see {type(default).__name__}" if isinstance(default, Settings) else f"`{default!r}`"
+        shown = _default(field)
         cells = [f"`{field.name}`", _type_name(hints[field.name]), shown, meanings.get(field.name, "")]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for name, values in cls.PRESETS.items():
@@ -55,6 +59,15 @@ def _settings_table(cls: type[Settings]) -> str:
             f'\n`preset = "{name}"`: `{dict(values)}`' if values else f'\n`preset = "{name}"`: the defaults'
         )
     return "\n".join(lines) + "\n"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
+    if field.default is dataclasses.MISSING:
+        return "required"
+    is_section = isinstance(field.default, Settings)
+    return f"see {type(field.default).__name__}" if is_section else f"`{field.default!r}`"
 
 
 def _type_name(hint: object) -> str:
@@ -65,10 +78,10 @@ def _type_name(hint: object) -> str:
             f"{sign} {limit:g}"
             for bound in bounds
             if isinstance(bound, Range)
-            for sign, limit in (("≥", bound.least), (">", bound.above), ("<", bound.below))
+            for sign, limit in (("≥", bound.least), ("≤", bound.most), (">", bound.above), ("<", bound.below))
             if limit is not None
         ]
-        return f"{base.__name__} {', '.join(limits)}"
+        return " ".join([base.__name__, ", ".join(limits)]).strip()
     if origin is typing.Literal:
         return " or ".join(f'`"{option}"`' for option in typing.get_args(hint))
     if origin is not None and typing.get_args(hint) and origin is not dict:

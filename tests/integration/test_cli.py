@@ -42,6 +42,16 @@ def test_bench_scoring_in_other_precisions(dtype, tolerance):
     assert json.loads(result.stdout)["max_abs_difference"] < tolerance
 
 
+def test_bench_train_prints_its_reference():
+    result = run(
+        "bench", "train", "--backbone=tiny", "--batch-size=4", "--frames=2", "--no-compile", "--json"
+    )
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    assert numbers["step_ms"] > 0 < numbers["bare_ms"]
+    assert numbers["tflop_per_step"] > 0
+
+
 def test_bench_scoring_prints_a_table():
     result = run(*["bench", "scoring", "--texts", "2", "--videos", "3", "--dim", "16"])
     assert result.returncode == 0, result.stderr

@@ -71,6 +71,9 @@ def test_the_text_tower_is_minilm(model):
 
 
 def test_batch_norm_keeps_its_statistics_in_training(model):
+    fresh = EfficientNetLite0()  # in training mode from the start, as every new module
+    fresh(torch.randn(2, 3, 64, 64))
+    assert fresh.stem.norm.running_mean.abs().max() == 0
     model.train()
     before = model.backbone.vision.stem.norm.running_mean.clone()
     model.backbone.encode_images(torch.randn(2, 3, 96, 96))

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gare.bench.scoring import ScoringBenchmark, benchmark_scoring
 from gare.cli.options import choose_device
+from gare.config import GareConfig
 
 app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
 
@@ -57,6 +58,58 @@ def scoring(
         typer.echo(json.dumps(dataclasses.asdict(result)))
     else:
         Console().print(scoring_table(result))
+
+
+@app.command()
+def train(
+    batch_size: int = typer.Option(128, min=2, help="Pairs a step."),
+    frames: int = typer.Option(12, min=1, help="Frames a video."),
+    backbone: str = typer.Option("clip", help="clip (ViT-B/32, random weights) or tiny."),
+    compiled: bool = typer.Option(True, "--compile/--no-compile", help="torch.compile the towers."),
+    chunk_size: int | None = typer.Option(None, min=1, help="Encode this many pairs at a time (GradCache)."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Time a training step with the full objective, beside a bare dual tower in the same run.
+
+    Examples:
+
+        gare bench train
+
+        gare bench train --backbone tiny --batch-size 8 --frames 2 --no-compile --json
+    """
+    from gare.bench.train import benchmark_train
+
+    config = GareConfig.load(
+        {"backbone": {"family": backbone}, "interaction": {"pooling": "text_conditioned"}}
+    )
+    chosen = choose_device(device)
+    with Console(stderr=True).status(f"training on {chosen} …"):
+        result = benchmark_train(
+            batch_size=batch_size,
+            frames=frames,
+            model=config,
+            device=chosen,
+            compiled=compiled,
+            chunk_size=chunk_size,
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{batch_size} pairs × {frames} frames, {backbone}",
+        caption=f"{result.device}, torch {result.torch}",
+    )
+    for column in ("", "ms a step", "GB"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("bare dual tower", f"{result.bare_ms:.1f}", f"{result.bare_memory_gb:.1f}")
+    table.add_row("full GARE", f"{result.step_ms:.1f}", f"{result.peak_memory_gb:.1f}")
+    Console().print(table)
+    used = result.model_flop_utilisation
+    share = "" if used is None else f", {100 * used:.0f} % of the device's peak"
+    typer.echo(
+        f"{result.tflop_per_step:.1f} TFLOP a step{share}; {result.pairs_per_second:.0f} pairs a second"
+    )
 
 
 def scoring_table(result: ScoringBenchmark) -> Table:

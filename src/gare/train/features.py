@@ -34,8 +34,8 @@ class FrozenFeatures:
         num_workers: int = 0,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        tower = {n: p for n, p in model.backbone.named_parameters() if n.startswith(IMAGE_TOWERS)}
-        if any(parameter.requires_grad for parameter in tower.values()):
+        tower = {n: p for n, p in model.backbone.state_dict().items() if n.startswith(IMAGE_TOWERS)}
+        if any(p.requires_grad for n, p in model.backbone.named_parameters() if n.startswith(IMAGE_TOWERS)):
             raise ConfigError(
                 "data.cache_features needs a frozen image tower (backbone.freeze_image = true): "
                 "what is computed once cannot learn"

@@ -183,8 +183,15 @@ def _build_model(config: RunConfig, processes: Processes) -> GARE:
             if enable is not None:
                 enable({"use_reentrant": False})
     if config.compile:
-        model.backbone.image_features = torch.compile(model.backbone.image_features)  # type: ignore[method-assign]
+        compile_towers(model)
     return model
+
+
+def compile_towers(model: GARE) -> None:
+    """torch.compile both towers; the rest is a few large matrix products."""
+    towers: Any = model.backbone
+    towers.image_features = torch.compile(towers.image_features)
+    towers.encode_text = torch.compile(towers.encode_text)
 
 
 def _copy_weights(start: GARE, model: GARE, name: str) -> None:

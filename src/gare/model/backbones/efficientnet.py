@@ -96,6 +96,7 @@ class EfficientNetLite0(nn.Module):
                 )
         self.blocks = nn.ModuleList(blocks)
         self.head = ConvNorm(320, NUM_FEATURES, 1)
+        self.train()  # a new module is in training mode without `train` having been called
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
         x = self.stem(images_NCHW.contiguous(memory_format=torch.channels_last))
