@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import torch
 
+from gare.data.loader import FrameSource
 from gare.data.manifest import Split
 from gare.errors import TrainingError
 from gare.evaluate.metrics import METRIC_NAMES
@@ -21,7 +22,7 @@ from gare.evaluate.run import evaluate_model
 from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired_permutation_test
 from gare.model import GARE
 from gare.settings import NotEmpty, Settings
-from gare.train.config import RunConfig
+from gare.train.config import DataConfig, RunConfig
 from gare.train.loop import frozen_features, open_source, train
 
 SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
@@ -88,6 +89,7 @@ def run_ablation(
             for cell in pool.map(lambda cell: _train_in_process(cell, recipe, device), untrained):
                 say(f"trained {cell.row}, seed {cell.seed}")
     results: dict[str, list[EvaluationResult]] = {}
+    sources: dict[DataConfig, FrameSource] = {}
     for cell in cells:
         path = cell.folder / f"results-{split}.json"
         if not path.exists():
@@ -95,7 +97,9 @@ def run_ablation(
             if not cell.is_trained:
                 say(f"training {cell.row}, seed {cell.seed}")
                 train(config, cell.folder, resume=(cell.folder / "config.toml").exists(), device=device)
-            _evaluate_cell(cell, config, split, device).save(path)
+            if config.data not in sources:
+                sources[config.data] = open_source(config)
+            _evaluate_cell(cell, config, sources[config.data], split, device).save(path)
         results.setdefault(cell.row, []).append(EvaluationResult.read(path))
     return results
 
@@ -112,10 +116,9 @@ def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> 
 
 
 def _evaluate_cell(
-    cell: Cell, config: RunConfig, split: Split, device: torch.device | None
+    cell: Cell, config: RunConfig, source: FrameSource, split: Split, device: torch.device | None
 ) -> EvaluationResult:
     model = GARE.from_pretrained(cell.folder / "best").to(device or torch.device("cpu"))
-    source = open_source(config)
     features = frozen_features(model, source, config)
     videos = None
     if features is not None:

@@ -39,6 +39,7 @@ def join(device: torch.device | None = None) -> Processes:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device(f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     if world_size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

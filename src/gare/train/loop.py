@@ -198,6 +198,8 @@ def _copy_weights(start: GARE, model: GARE, name: str) -> None:
     """Everything the two share; what only the new model has (psi, say) keeps its own start."""
     state, found = model.state_dict(), start.state_dict()
     shared = {key for key in state.keys() & found.keys() if state[key].shape == found[key].shape}
+    if not model.config.temperature.learnable:
+        shared -= {"log_logit_scale"}  # a fixed temperature is a setting of this run, not a weight
     if not any(key.startswith("backbone.") for key in shared):
         raise CheckpointError(
             f"init_from {name} shares no towers with this model; check backbone in the recipe"
