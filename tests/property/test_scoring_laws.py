@@ -62,8 +62,11 @@ def test_gradients_of_factored_and_dense_are_equal(interaction, num_heads):
             (score(text, video, psi, interaction) * upstream).sum(), inputs, allow_unused=True
         )
 
-    slow, fast = gradients(dense.score), gradients(factored.score)
-    for a, b in zip(slow, fast, strict=True):
+    def in_blocks(*scene):
+        return factored.score(*scene, text_block=2, video_block=2)
+
+    slow, fast, blocked = gradients(dense.score), gradients(factored.score), gradients(in_blocks)
+    for a, b in [*zip(slow, fast, strict=True), *zip(slow, blocked, strict=True)]:
         if a is None or b is None:  # an input the interaction does not use
             assert all(gradient is None or gradient.abs().max() < 1e-9 for gradient in (a, b))
         else:

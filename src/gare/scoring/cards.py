@@ -81,7 +81,6 @@ class ScoreCards:
     pool: PoolCard
     increment: IncrementCard | None
     """None for the baseline, and when psi attends over words: then the atoms belong to the texts."""
-
     interaction: Interaction
 
     def __len__(self) -> int:
@@ -99,9 +98,7 @@ def map_tensors(card: Card, function: Callable[[Tensor], Tensor], *, owners_only
     changes: dict[str, Any] = {}
     for field in fields(card):
         value = getattr(card, field.name)
-        # The shape in a name begins with O or V where there is a row for each owner.
-        has_owners = re.search(r"_[OV][A-Z]*$", field.name) is not None
-        if isinstance(value, Tensor) and (has_owners or not owners_only):
+        if isinstance(value, Tensor) and (_is_per_owner(field.name) or not owners_only):
             changes[field.name] = function(value)
         elif is_dataclass(value) and not isinstance(value, Interaction):
             changes[field.name] = map_tensors(value, function, owners_only=owners_only)  # type: ignore[type-var]
@@ -139,18 +136,18 @@ def owners_per_block(num_atoms: int, dim: int, device: torch.device) -> int:
 
 
 def _copy_owners(part: Any, whole: Any, start: int) -> None:
+    """Put the rows of a block's cards into their place."""
     for field in fields(part):
         value, target = getattr(part, field.name), getattr(whole, field.name)
-        if (
-            isinstance(value, Tensor)
-            and value is not target
-            and target.ndim
-            and len(target) >= start + len(value)
-        ):
-            if re.search(r"_[OV][A-Z]*$", field.name):
-                target[start : start + len(value)] = value
+        if _is_per_owner(field.name):
+            target[start : start + len(value)] = value
         elif is_dataclass(value) and not isinstance(value, Interaction):
             _copy_owners(value, target, start)
+
+
+def _is_per_owner(name: str) -> bool:
+    """The shape in a field's name begins with O or V where there is a row for each owner."""
+    return re.search(r"_[OV][A-Z]*$", name) is not None
 
 
 def _score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
