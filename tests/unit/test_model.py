@@ -223,14 +223,16 @@ def test_cards_of_another_model_are_refused():
     torch.testing.assert_close(model.score(text, cards), model.score(text, video))
 
 
-def test_ranking_keeps_no_graph_unless_asked():
+def test_gradients_flow_as_everywhere_in_torch():
     text, video = vectors()
     model = tiny(increment={"dropout": 0.0}).eval()
-    assert not model.score(text, video).requires_grad
-    assert not model.score_cards(video).pool.frames_VFD.requires_grad
-    text.text_TD.requires_grad_()
-    assert model.score(text, video).requires_grad
-    assert model.train().score(*vectors()).requires_grad
+    found = []
+    for method in ("dense", "factored"):
+        model.zero_grad()
+        model.score(text, video, method=method).sum().backward()
+        found.append(model.increment_net.value.weight.grad)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
+    assert not model.score_cards(video).increment.atom_OAD.requires_grad  # kept, so without a graph
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

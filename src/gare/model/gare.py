@@ -217,7 +217,8 @@ class GARE(
     ) -> Tensor:
         """Scores [T, V]. `auto` is `factored`, or `dense` while dropout is active (factored has none).
 
-        Pass `score_cards(video)` for videos that are scored again and again.
+        Pass `score_cards(video)` for videos that are scored again and again. Rank under `torch.no_grad()`:
+        with gradients on, blocks are computed again in backward and the CUDA kernel is not used.
         """
         if method not in ("auto", "factored", "dense"):
             raise ValueError(f"method '{method}' is not one of auto, factored, dense")
@@ -236,9 +237,8 @@ class GARE(
         blocks = {
             name: size for name, size in (("text_block", text_block), ("video_block", video_block)) if size
         }
-        with torch.set_grad_enabled(self._wants_gradients(text, video)):
-            scorer = dense.score if method == "dense" else factored.score
-            return scorer(text, video, self.increment_net, self.config.interaction, **blocks)  # type: ignore[arg-type]
+        scorer = dense.score if method == "dense" else factored.score
+        return scorer(text, video, self.increment_net, self.config.interaction, **blocks)  # type: ignore[arg-type]
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         """Scores with the increment of every pair, T × V × D numbers: for training and small inputs."""
@@ -247,15 +247,18 @@ class GARE(
             self._check(text, video)
         return dense.score_pairs(text, video, self.increment_net, self.config.interaction)
 
+    @torch.no_grad()
     def score_cards(self, video: VideoFeatures) -> ScoreCards:
-        """What `score` computes from the videos alone, to be kept while weights and videos stay the same."""
+        """What `score` computes from the videos alone, to be kept while weights and videos stay the same.
+
+        Without gradients; `gare.scoring.score_cards` has them.
+        """
         if video.dim != self.dim or not len(video):
             raise ValueError(
                 f"{len(video)} videos of {video.dim} dimensions; this model needs some of {self.dim}"
             )
         check_video(video, self.config.interaction)
-        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
-            return score_cards(video, self.increment_net, self.config.interaction)
+        return score_cards(video, self.increment_net, self.config.interaction)
 
     @torch.no_grad()
     def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
@@ -284,12 +287,6 @@ class GARE(
         check_text(text, self.config.interaction)
         if isinstance(video, VideoFeatures):
             check_video(video, self.config.interaction)
-
-    def _wants_gradients(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> bool:
-        """In evaluation only if the features do: nobody who ranks videos wants a graph of every pair."""
-        frames = video.pool.frames_VFD if isinstance(video, ScoreCards) else video.frames_VFD
-        asked = self.training or text.text_TD.requires_grad or frames.requires_grad
-        return asked and torch.is_grad_enabled()
 
     # --- files ----------------------------------------------------------------------------------------------
 

@@ -172,7 +172,9 @@ def _map_blocks(
 def _each(function: Callable[[Any], Tensor], blocks: Sequence[Any]) -> list[Tensor]:
     """`function` of every block; in training, what a block needs is computed again in backward, not kept."""
     if torch.is_grad_enabled() and len(blocks) > 1:
-        return [checkpoint(function, block, use_reentrant=False) for block in blocks]
+        return [
+            checkpoint(function, block, use_reentrant=False, preserve_rng_state=False) for block in blocks
+        ]
     return [function(block) for block in blocks]
 
 
@@ -360,7 +362,9 @@ def _pooled_increment_over_words(
     pieces = (x.split(size) for x in (owner.atom_OAD, y_TAV, scale3_TV))
     rows = zip(weights_VFT.split(size, dim=-1), *pieces, strict=True)
     if torch.is_grad_enabled():
-        return torch.cat([checkpoint(few_texts, *row, use_reentrant=False) for row in rows])
+        return torch.cat(
+            [checkpoint(few_texts, *row, use_reentrant=False, preserve_rng_state=False) for row in rows]
+        )
     return torch.cat([few_texts(*row) for row in rows])
 
 
