@@ -56,9 +56,15 @@ def test_a_run_learns_and_leaves_everything_behind(manifest, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"ema_decay": 0.9, "chunk_size": 2}], ids=["plain", "average-and-chunks"]
+    ("changes", "how"),
+    [
+        ({}, signal.SIGKILL),
+        ({"ema_decay": 0.9, "chunk_size": 2}, signal.SIGKILL),
+        ({"checkpoint_every": 5}, signal.SIGINT),
+    ],
+    ids=["kill-9", "kill-9-average-and-chunks", "ctrl-c"],
 )
-def test_kill_9_in_mid_epoch_and_resume_changes_nothing(manifest, tmp_path, changes):
+def test_stopping_in_mid_epoch_and_resuming_changes_nothing(manifest, tmp_path, changes, how):
     settings = recipe(manifest, epochs=12, batch_size=2, **changes)
     (tmp_path / "recipe.toml").write_text(RunConfig.load(settings).to_toml())
     command = [
@@ -77,8 +83,8 @@ def test_kill_9_in_mid_epoch_and_resume_changes_nothing(manifest, tmp_path, chan
     pointer, deadline = tmp_path / "killed" / "checkpoints" / "latest", time.monotonic() + 60
     while time.monotonic() < deadline and not (pointer.exists() and pointer.read_text() >= "step-00000005"):
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    os.kill(process.pid, how)
+    assert process.wait(timeout=60) == (130 if how == signal.SIGINT else -how)
     assert not (tmp_path / "killed" / "last").exists()  # it was killed before its end
 
     subprocess.run(

@@ -111,9 +111,10 @@ def test_saved_models_come_back_the_same(tmp_path, settings):
 
 
 def test_files_that_are_no_model_say_what_to_do(tmp_path, tiny_model):
+    for name in (tmp_path / "missing", "nowhere"):
+        with pytest.raises(CheckpointError, match="is not a folder here, and a hub id is owner/name"):
+            GARE.from_pretrained(name)
     with pytest.raises(CheckpointError, match="is not a folder here, and the hub did not give it"):
-        GARE.from_pretrained(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match="is not a folder here"):
         GARE.from_pretrained("nobody/nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"has no config\.json; a GARE model is a folder written by"):

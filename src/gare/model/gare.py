@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,13 @@ class GARE(
             raise CheckpointError(
                 f"{name_or_path} is a file; give the folder written by save_pretrained, or read a checkpoint "
                 "of the authors' code with gare.load_released"
+            )
+        if not re.fullmatch(
+            r"[\w.-]+/[\w.-]+", str(name_or_path)
+        ):  # a hub id is owner/name: do not ask in vain
+            raise CheckpointError(
+                f"'{name_or_path}' is not a folder here, and a hub id is owner/name. "
+                "Give the folder written by save_pretrained, or a hub id while online."
             )
         try:
             model: GARE = super().from_pretrained(str(name_or_path), **hub_options)

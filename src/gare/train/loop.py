@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,7 +67,7 @@ def train(
         num_steps = config.epochs * len(batches)
         encode = make_encode(model, autocast=config.precision == "bfloat16")
         log.start(num_steps, progress.step, missing=len(source.missing))
-        try:
+        with _interrupt_after_step() as interrupted:
             while progress.step < num_steps:
                 epoch, position = divmod(progress.step, len(batches))
                 for batch in batches.batches(epoch, position):
@@ -97,8 +99,12 @@ def train(
                     if progress.step % config.log_every == 0 or progress.step == num_steps:
                         log.step(progress.step, epoch, loss, optimizer, norm, config.batch_size / seconds)
                     log.advance()
-                    if progress.step % config.checkpoint_every == 0 and processes.is_main:
+                    is_due = progress.step % config.checkpoint_every == 0
+                    if processes.is_main and (is_due or interrupted.is_set()):
                         save_checkpoint(folder / CHECKPOINTS, model, optimizer, average, progress)
+                    if interrupted.is_set():
+                        log.say(f"stopped after step {progress.step}; go on with --resume")
+                        raise KeyboardInterrupt
                 is_last = progress.step >= num_steps
                 if is_last or (epoch + 1) % config.evaluate_every == 0:
                     progress = _look(
@@ -106,16 +112,31 @@ def train(
                     )
                 if processes.is_main:
                     save_checkpoint(folder / CHECKPOINTS, model, optimizer, average, progress)
-        except KeyboardInterrupt:
-            if processes.is_main:
-                save_checkpoint(folder / CHECKPOINTS, model, optimizer, average, progress)
-                log.say(f"stopped after step {progress.step}; go on with --resume")
-            raise
         with _averaged(model, average):
             if processes.is_main:
                 model.save_pretrained(folder / "last")
     leave()
     return folder / "best"
+
+
+@contextmanager
+def _interrupt_after_step() -> Iterator[threading.Event]:
+    """Ctrl-C is noted and obeyed between steps, where model and optimiser agree; a second one at once."""
+    interrupted = threading.Event()
+
+    def note(*_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield interrupted
+        return
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def open_source(config: RunConfig) -> FrameSource:
