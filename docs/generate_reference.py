@@ -84,6 +84,8 @@ def _type_name(hint: object) -> str:
         return " ".join([base.__name__, ", ".join(limits)]).strip()
     if origin is typing.Literal:
         return " or ".join(f'`"{option}"`' for option in typing.get_args(hint))
+    if origin is tuple:
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
     if origin is not None and typing.get_args(hint) and origin is not dict:
         return " or ".join(
             "none" if part is type(None) else _type_name(part) for part in typing.get_args(hint)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from gare.errors import ConfigError
 from gare.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Settings
 from gare.types import Interaction
 
@@ -75,6 +76,7 @@ class IncrementConfig(Settings):
     enabled: bool = True
     """False is the baseline: no psi, no increment."""
     num_heads: PositiveInt = 1
+    """Of psi, or of cross-attention pooling: psi's network without its last layer. `dropout` likewise."""
     dropout: Annotated[float, Range(least=0, below=1)] = 0.3
     init: Literal["normal", "zero_output"] = "normal"
     """N(0, 0.02) for every weight, as the released code; or increments of zero, that is the baseline."""
@@ -86,6 +88,10 @@ class TemperatureConfig(Settings):
 
     value: PositiveFloat = 0.01
     learnable: bool = False
+
+
+LEARNED_POOLING = ("cross_attention", "token_wise")
+"""Ways to pool that have weights of their own: baselines, without increments."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,22 @@ class GareConfig(Settings):
             "temperature": {"learnable": True},
         },
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pooling = self.interaction.pooling
+        if pooling not in LEARNED_POOLING:
+            return
+        if self.increment.enabled:
+            raise ConfigError(
+                f"interaction.pooling = '{pooling}' is a baseline without increments; "
+                "set increment.enabled = false"
+            )
+        if not self.interaction.mask_frames or self.interaction.context != "frames":
+            raise ConfigError(
+                f"interaction.pooling = '{pooling}' always leaves padding out and has no other context; set "
+                "interaction.mask_frames = true and interaction.context = 'frames'"
+            )
 
 
 @dataclass(frozen=True)

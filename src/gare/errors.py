@@ -54,3 +54,7 @@ class VideoError(GareError):
 
 class TrainingError(GareError):
     """A run that cannot go on: a loss or gradient that is not finite."""
+
+
+class LibraryError(GareError):
+    """A library that is missing, damaged, full, read-only, out of reach, or made by another model."""

@@ -247,7 +247,7 @@ def _plain(value: Any) -> Any:
         return value.to_values()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 # --- text --------------------------------------------------------------------------------------------------

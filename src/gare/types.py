@@ -133,8 +133,9 @@ class Interaction(Settings):
     """The paper's eta: +1 is video minus text."""
     normalise: bool = False
     """Scale every increment to length one."""
-    pooling: Literal["mean", "text_conditioned"] = "mean"
-    """How frames become the video vector of the score."""
+    pooling: Literal["mean", "text_conditioned", "cross_attention", "token_wise"] = "mean"
+    """How frames become the video vector of the score. The last two are baselines with weights of their own
+    and without increments: X-Pool's cross-attention, and DRL's comparison of words and frames."""
     pooling_temperature: PositiveFloat = 3.0
     """Temperature of the text-conditioned softmax over frames."""
     mask_frames: bool = True
@@ -171,9 +172,39 @@ class IncrementWeights:
         return replace(self, **{name: tensor.to(dtype) for name, tensor in tensors.items()})
 
 
+@dataclass(frozen=True)
+class TokenHead:
+    """Two layers that give each token of one side its importance, before the softmax."""
+
+    hidden_weight: Tensor
+    hidden_bias: Tensor
+    output_weight: Tensor
+
+    def to(self, dtype: torch.dtype) -> TokenHead:
+        return TokenHead(*(getattr(self, field.name).to(dtype) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """The parameters of token-wise interaction as plain tensors."""
+
+    words: TokenHead
+    frames: TokenHead
+
+
 class IncrementModule(Protocol):
-    """What scoring needs of psi: `gare.model.increment.IncrementNet` is one."""
+    """What scoring needs of psi or of cross-attention pooling: `gare.model.increment.CrossAttention`s."""
 
     def __call__(self, query_BQD: Tensor, context_BCD: Tensor, mask_BC: Tensor) -> Tensor: ...
 
     def weights(self) -> IncrementWeights: ...
+
+
+class TokenModule(Protocol):
+    """What scoring needs of token-wise interaction: `gare.model.pooling.TokenWeighting` is one."""
+
+    def weights(self) -> TokenWeights: ...
+
+
+PairModule = IncrementModule | TokenModule
+"""The learned part of a pair's score, whichever `Interaction.pooling` asks for."""

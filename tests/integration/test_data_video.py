@@ -262,7 +262,7 @@ assert len(read_frames({str(tmp_path / "a.png")!r}, 2)) == 1
 try:
     read_frames({str(tmp_path / "a.mp4")!r}, 2)
 except GareError as error:
-    assert "pip install 'gare[video]'" in str(error)
+    assert "pip install av" in str(error)
 else:
     raise SystemExit("expected an error")
 """

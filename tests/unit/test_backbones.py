@@ -16,6 +16,7 @@ from transformers import AutoConfig, CLIPModel, SiglipModel
 from gare import GARE, GareConfig
 from gare.errors import CheckpointError, ConfigError
 from gare.model.backbones import clip_tokenizer
+from gare.model.backbones.clip import PatchEmbedding
 
 SMALL_SIGLIP = {
     "model_type": "siglip",
@@ -186,3 +187,17 @@ def test_tiny_towers_do_not_depend_on_padding(tiny_model):
     one = tiny_model.encode_text(["a dog"])
     two = tiny_model.encode_text(["a dog", "a much longer text than that one"])
     torch.testing.assert_close(one.text_TD[0], two.text_TD[0])
+
+
+@pytest.mark.parametrize("size", [(32, 32), (37, 50)])
+def test_patches_as_a_product_are_the_convolution(size):
+    convolution = torch.nn.Conv2d(3, 10, 16, 16).double()
+    pixels_NCHW = torch.randn(2, 3, *size, dtype=torch.float64)
+    expected = convolution(pixels_NCHW)
+    product = PatchEmbedding.of(convolution)
+    torch.testing.assert_close(product(pixels_NCHW), expected, rtol=0, atol=1e-13)
+
+
+def test_overlapping_patches_are_refused():
+    with pytest.raises(ConfigError, match="overlap"):
+        PatchEmbedding.of(torch.nn.Conv2d(3, 10, 16, 8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -125,3 +126,29 @@ def test_missing_videos_are_refused_or_counted(manifest: Manifest, tmp_path: Pat
     source = FrameSource.open(tmp_path, 4, allow_missing=True)
     assert source.missing == ("v99",)
     assert len(source.manifest.videos("train")) == NUM_VIDEOS
+
+
+class RecordingSource(FrameSource):
+    """Notes which part of a video was asked for."""
+
+    offsets: ClassVar[list[float]] = []
+
+    def read(self, video: Row, *, offset: float = 0.5) -> list[Image.Image]:
+        self.offsets.append(offset)
+        return super().read(video, offset=offset)
+
+
+def test_drawn_frames_vary_and_come_back_with_the_seed(manifest: Manifest) -> None:
+    source = RecordingSource(manifest, 1, "uniform")
+    third = manifest.videos("train")[2]  # it has three frames
+    drawn = [read_number(source.read(third, offset=offset)[0]) for offset in (0.1, 0.5, 0.9)]
+    assert drawn == [200, 201, 202]
+
+    loader = PairLoader(source, "train", image_size=48, batch_size=10, seed=3, draw_frames=True)
+    runs = []
+    for epoch in (0, 1, 0):
+        source.offsets.clear()
+        list(loader.batches(epoch))
+        runs.append(list(source.offsets))
+    assert len(set(runs[0])) == len(runs[0]) == 20
+    assert runs[0] == runs[2] != runs[1]

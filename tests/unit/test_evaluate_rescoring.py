@@ -11,7 +11,7 @@ from gare.evaluate import dual_softmax, querybank_norm, ranks_of_targets
 
 
 def test_dual_softmax_is_the_formula():
-    scores = torch.rand(4, 3)
+    scores = torch.rand(4, 3, dtype=torch.float64)
     expected = [
         [
             float(scores[q, n])

@@ -116,7 +116,7 @@ def _random_batch(model: GARE, batch_size: int, frames: int, device: torch.devic
     return PairBatch(
         token_ids_TW,
         torch.ones_like(token_ids_TW, dtype=torch.bool),
-        torch.randn(batch_size, frames, 3, size, size, device=device),
+        torch.randint(256, (batch_size, frames, 3, size, size), dtype=torch.uint8, device=device),
         torch.ones(batch_size, frames, dtype=torch.bool, device=device),
         torch.arange(batch_size, device=device),
     )
@@ -133,7 +133,7 @@ def _tower_tflop(model: GARE, batch: PairBatch) -> float:
     )
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.text_features(one.token_ids_TW, one.mask_TW)
-        model.video_features(one.frames, one.mask_VF)
+        model.video_features(one.frames.float(), one.mask_VF)
     for name, function in zip(("image_features", "encode_text"), was_compiled, strict=True):
         if function is not None:
             setattr(model.backbone, name, function)

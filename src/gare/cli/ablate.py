@@ -9,11 +9,14 @@ import typer
 from rich.console import Console
 
 from gare.cli.options import choose_device
+from gare.cli.recipes import RECIPES, TABLES, find_recipe, recipe_names
 
 
 def ablate(
-    table: Path = typer.Argument(help="TOML file with the rows, such as recipes/ablations/losses.toml."),
-    recipe: Path = typer.Option(..., help="The recipe every row starts from."),
+    table: str = typer.Argument(
+        help=f"TOML file with the rows, or one of {', '.join(recipe_names(TABLES))}."
+    ),
+    recipe: str = typer.Option(..., help="The recipe every row starts from, a file or a name as for train."),
     out: Path = typer.Option(..., "--out", "-o", help="Folder of the cells and of table.md and table.json."),
     seeds: int = typer.Option(5, min=1, help="Seeds a row: 0, 1, …"),
     settings: list[str] = typer.Option([], "--set", help="Change a setting of every row."),
@@ -28,15 +31,15 @@ def ablate(
 
     Example:
 
-        gare ablate recipes/ablations/losses.toml --recipe recipes/msrvtt_frames_mini.toml --out runs/losses
+        gare ablate losses --recipe msrvtt_frames_mini --out runs/losses
     """
     from gare.train.ablation import Ablation, ablation_table, run_ablation, save_table, summarise
 
     console = Console(stderr=True)
-    ablation = Ablation.load(table)
+    ablation = Ablation.load(find_recipe(table, TABLES))
     results = run_ablation(
         ablation,
-        recipe,
+        find_recipe(recipe, RECIPES),
         out,
         seeds=range(seeds),
         overrides=settings,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gare import __version__
-from gare.cli import ablate, bench, compare, data, demo, evaluate, train
+from gare.cli import ablate, bench, compare, data, demo, evaluate, index, train
 from gare.errors import GareError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command()(evaluate.evaluate)
 app.command()(ablate.ablate)
 app.command()(compare.compare)
 app.add_typer(bench.app, name="bench")
+app.command()(index.index)
 app.command()(demo.demo)
 
 

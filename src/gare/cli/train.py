@@ -7,10 +7,13 @@ from pathlib import Path
 import typer
 
 from gare.cli.options import choose_device
+from gare.cli.recipes import RECIPES, find_recipe, recipe_names
 
 
 def train(
-    recipe: Path = typer.Argument(help="TOML file with the settings of the run; see recipes/."),
+    recipe: str = typer.Argument(
+        help=f"TOML file with the settings of the run, or one of {', '.join(recipe_names(RECIPES))}."
+    ),
     out: Path = typer.Option(..., "--out", "-o", help="Folder of the run: checkpoints, metrics, models."),
     settings: list[str] = typer.Option([], "--set", help="Change a setting: --set epochs=3."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in --out."),
@@ -20,15 +23,15 @@ def train(
 
     Examples:
 
-        gare train recipes/msrvtt_frames_mini.toml --out runs/mini --set data.manifest=data/msrvtt
+        gare train msrvtt_frames_mini --out runs/mini --set data.manifest=data/msrvtt
 
-        gare train recipes/msrvtt_frames_mini.toml --out runs/mini --resume
+        gare train my_recipe.toml --out runs/mine --resume
 
-        torchrun --nproc-per-node 4 -m gare train recipes/msrvtt9k_paper.toml --out runs/paper
+        torchrun --nproc-per-node 4 -m gare train msrvtt9k_paper --out runs/paper
     """
     from gare.train import RunConfig
     from gare.train import train as run
 
-    config = RunConfig.load(recipe, settings)
+    config = RunConfig.load(find_recipe(recipe, RECIPES), settings)
     best = run(config, out, resume=resume, device=None if device == "auto" else choose_device(device))
     typer.echo(best)

@@ -87,13 +87,16 @@ class FrameCache:
     def __contains__(self, video_id: str) -> bool:
         return video_id in self.entries and self.entries[video_id].has_frames
 
-    def read(self, video_id: str, num_frames: int, sampling: Sampling = "grid") -> list[Image.Image]:
+    def read(
+        self, video_id: str, num_frames: int, sampling: Sampling = "grid", *, offset: float = 0.5
+    ) -> list[Image.Image]:
         """Up to `num_frames` of the cached frames, as `read_frames` gives them."""
         entry = self.entries.get(video_id)
         if entry is None or not entry.has_frames:
             why = entry.message if entry else "it was never prepared"
             raise VideoError(f"{video_id} is not in the cache {self.folder}: {why}", "missing")
-        places = [entry.places[i] for i in sample_indices(len(entry.places), num_frames, sampling)]
+        chosen = sample_indices(len(entry.places), num_frames, sampling, offset=offset)
+        places = [entry.places[i] for i in chosen]
         first, last = places[0][0], places[-1][0] + places[-1][1]
         try:
             with open(self.folder / entry.shard, "rb") as shard:

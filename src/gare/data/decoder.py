@@ -33,7 +33,7 @@ def import_av() -> Any:
     try:
         import av
     except ImportError:
-        raise GareError("reading video files needs PyAV: pip install 'gare[video]'") from None
+        raise GareError("reading video files needs PyAV: pip install av") from None
     return av
 
 
@@ -147,6 +147,15 @@ class Decoder:
         self._shown: Shot | None = None
         self._shots = self._decode_forward()
         self._next = next(self._shots, None)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._next is None
+
+    @property
+    def nearest_frame(self) -> VideoFrame | None:
+        shot = self._shown or self._next
+        return None if shot is None else shot.frame
 
     def shot_at(self, time: float) -> Shot | None:
         """The frame on screen at this moment; moments must not go back. None: nothing can be decoded."""

@@ -23,10 +23,12 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".p
 TAR_SEPARATOR = "::"
 
 
-def read_images(source: str, num_frames: int, sampling: Sampling) -> tuple[list[Image.Image], list[int], int]:
+def read_images(
+    source: str, num_frames: int, sampling: Sampling, *, offset: float = 0.5
+) -> tuple[list[Image.Image], list[int], int]:
     """The chosen images of a frames source, their positions, and how many there are."""
     names = list_images(source)
-    positions = sample_indices(len(names), num_frames, sampling)
+    positions = sample_indices(len(names), num_frames, sampling, offset=offset)
     return [_open_image(names[position]) for position in positions], positions, len(names)
 
 

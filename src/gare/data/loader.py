@@ -100,12 +100,14 @@ class FrameSource:
             )
         return cls(manifest.without(absent), num_frames, sampling, caches, tuple(absent))
 
-    def read(self, video: Row) -> list[Image.Image]:
+    def read(self, video: Row, *, offset: float = 0.5) -> list[Image.Image]:
         for cache in self.caches:
             if video.video_id in cache:
-                return cache.read(video.video_id, self.num_frames, self.sampling)
+                return cache.read(video.video_id, self.num_frames, self.sampling, offset=offset)
         source = self.manifest.source(video)
-        return read_frames(source, self.num_frames, self.sampling, start=video.start, end=video.end)
+        return read_frames(
+            source, self.num_frames, self.sampling, start=video.start, end=video.end, offset=offset
+        )
 
 
 def _check_settings(cache: FrameCache, num_frames: int, sampling: Sampling) -> None:
@@ -205,6 +207,7 @@ class PairLoader:
         seed: int,
         augmentation: Augmentation = "off",
         caption_choice: CaptionChoice = "all",
+        draw_frames: bool = False,
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -218,7 +221,7 @@ class PairLoader:
             world_size=world_size,
         )
         self._loader: DataLoader[tuple[TextBatch, VideoBatch]] = DataLoader(
-            _Pairs(source, split, image_size, augmentation),  # type: ignore[arg-type]
+            _Pairs(source, split, image_size, augmentation, draw_frames),  # type: ignore[arg-type]
             batch_sampler=self._sampler,
             collate_fn=_Collate(source.num_frames),
             num_workers=num_workers,
@@ -268,9 +271,15 @@ class _Gallery(Dataset[_Sample]):
 
 class _Pairs(Dataset[_Sample]):
     def __init__(
-        self, source: FrameSource, split: Split, image_size: int, augmentation: Augmentation
+        self,
+        source: FrameSource,
+        split: Split,
+        image_size: int,
+        augmentation: Augmentation,
+        draw_frames: bool,
     ) -> None:
         self._source, self._size, self._augmentation = source, image_size, augmentation
+        self._draw_frames = draw_frames
         self._videos = source.manifest.videos(split)
         self._captions = source.manifest.captions(split)
         self._video_index = source.manifest.video_index(split)
@@ -281,7 +290,9 @@ class _Pairs(Dataset[_Sample]):
     def __getitem__(self, draw: Draw) -> _Sample:
         index = self._video_index[draw.row]
         generator = torch.Generator().manual_seed(draw.seed)
-        images = augment(self._source.read(self._videos[index]), self._augmentation, generator=generator)
+        offset = float(torch.rand((), generator=generator)) if self._draw_frames else 0.5
+        frames = self._source.read(self._videos[index], offset=offset)
+        images = augment(frames, self._augmentation, generator=generator)
         return _Sample(self._captions[draw.row], index, to_bytes(images, self._size))
 
 

@@ -14,8 +14,12 @@ Sampling = Literal["grid", "uniform"]
 _ROUNDING_S = 1e-3  # durations are rounded to milliseconds; 3.0004 s is three seconds of grid, not four
 
 
-def sample_times(duration: float, num_frames: int, sampling: Sampling = "grid") -> list[float]:
+def sample_times(
+    duration: float, num_frames: int, sampling: Sampling = "grid", *, offset: float = 0.5
+) -> list[float]:
     """Seconds from the start, increasing, at most `num_frames` of them and at least one.
+
+    `offset` is where in its part of the video each frame of `uniform` lies; draw it to vary the frames.
 
     >>> sample_times(5.0, 12)
     [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -26,12 +30,14 @@ def sample_times(duration: float, num_frames: int, sampling: Sampling = "grid") 
     """
     check_sampling(num_frames, sampling)
     if sampling == "uniform":
-        return [(part + 0.5) * duration / num_frames for part in range(num_frames)]
+        return [(part + offset) * duration / num_frames for part in range(num_frames)]
     num_seconds = max(1, math.ceil(duration - _ROUNDING_S))
     return [float(second) for second in sample_indices(num_seconds, num_frames)]
 
 
-def sample_indices(num_available: int, num_frames: int, sampling: Sampling = "grid") -> list[int]:
+def sample_indices(
+    num_available: int, num_frames: int, sampling: Sampling = "grid", *, offset: float = 0.5
+) -> list[int]:
     """The same choice among frames that are already extracted: increasing positions, none twice.
 
     >>> sample_indices(10, 4), sample_indices(10, 4, "uniform"), sample_indices(2, 4, "uniform")
@@ -41,7 +47,7 @@ def sample_indices(num_available: int, num_frames: int, sampling: Sampling = "gr
     if num_available <= num_frames:
         return list(range(num_available))
     if sampling == "uniform":
-        return [int((part + 0.5) * num_available / num_frames) for part in range(num_frames)]
+        return [int((part + offset) * num_available / num_frames) for part in range(num_frames)]
     return [int(index) for index in np.linspace(0, num_available - 1, num_frames, dtype=int)]
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +50,7 @@ def read_frames(
     start: float | None = None,
     end: float | None = None,
     short_side: int | None = None,
+    offset: float = 0.5,
 ) -> list[Image.Image]:
     """Up to `num_frames` RGB images of a video, upright and in time order.
 
@@ -57,11 +61,12 @@ def read_frames(
         start: use the video from this second on.
         end: use the video up to this second.
         short_side: scale larger frames down to this short side while decoding.
+        offset: where in its part of the video each frame of `uniform` lies, from 0 up to 1.
 
     Raises:
         VideoError: the source cannot be read in full; `kind` says why. `read_clip` keeps what there is.
     """
-    clip = read_clip(source, num_frames, sampling, start=start, end=end, short_side=short_side)
+    clip = read_clip(source, num_frames, sampling, start=start, end=end, short_side=short_side, offset=offset)
     if clip.damage is not None:
         raise clip.damage
     return clip.images
@@ -75,6 +80,7 @@ def read_clip(
     start: float | None = None,
     end: float | None = None,
     short_side: int | None = None,
+    offset: float = 0.5,
 ) -> Clip:
     """As `read_frames`, with the time of every frame, and with what a damaged file still gives."""
     check_sampling(num_frames, sampling)
@@ -82,7 +88,7 @@ def read_clip(
     if is_frames_source(name):
         if start is not None or end is not None:
             raise VideoError(f"{name} is a set of images without timestamps; leave start and end empty")
-        images, positions, total = read_images(name, num_frames, sampling)
+        images, positions, total = read_images(name, num_frames, sampling, offset=offset)
         images = [_shrink(image, short_side) for image in images]
         return Clip(images, [float(position) for position in positions], float(total))
     if not os.path.exists(name):
@@ -91,7 +97,8 @@ def read_clip(
         raise VideoError(f"{name} is not a regular file")  # opening a pipe would wait for ever
     if not os.path.getsize(name):
         raise VideoError(f"{name} is empty (0 bytes); copy or download it again", "zero_length")
-    return _decode(Path(name), num_frames, sampling, start or 0.0, end, short_side)
+    choose = partial(sample_times, num_frames=num_frames, sampling=sampling, offset=offset)
+    return _decode(Path(name), choose, start or 0.0, end, short_side)
 
 
 def source_exists(source: str) -> bool:
@@ -105,43 +112,105 @@ def source_exists(source: str) -> bool:
 
 
 def _decode(
-    path: Path, num_frames: int, sampling: Sampling, start: float, end: float | None, short_side: int | None
+    path: Path,
+    choose: Callable[[float], list[float]],
+    start: float,
+    end: float | None,
+    short_side: int | None,
 ) -> Clip:
-    av = import_av()
-    truncation = None
-    try:
-        truncation = find_truncation(path)
-        with open_video(path, av) as container:
-            stream = pick_stream(container, path)
-            duration = find_duration(container, stream, path, av)
-            stop = duration if end is None else min(end, duration)
-            if start > 0 and start >= stop:
-                span = f"from {start} s to {'the end' if end is None else f'{end} s'}"
-                raise VideoError(f"{path} has nothing {span}: it lasts {duration:.2f} s", "zero_length")
-            decoder = Decoder(container, stream, av, may_seek=truncation is None)
-            moments = [start + time for time in sample_times(stop - start, num_frames, sampling)]
-            images, times = _take(decoder, moments, short_side)
-    except damage_errors(av) as error:
-        if truncation:
-            raise _truncated(path, truncation) from None
-        raise VideoError(f"{path} is not a video that can be read: {reason(error)}") from None
-    return Clip(images, times, duration, _judge(path, truncation, decoder.error, bool(images)))
+    with VideoReader(path) as reader:
+        stop = reader.duration if end is None else min(end, reader.duration)
+        if start > 0 and start >= stop:
+            span = f"from {start} s to {'the end' if end is None else f'{end} s'}"
+            raise VideoError(f"{path} has nothing {span}: it lasts {reader.duration:.2f} s", "zero_length")
+        images, times = reader.take([start + time for time in choose(stop - start)], short_side)
+        return Clip(images, times, reader.duration, reader.judge(has_frames=bool(images)))
 
 
-def _take(
-    decoder: Decoder, moments: list[float], short_side: int | None
-) -> tuple[list[Image.Image], list[float]]:
-    """The frames on screen at these moments, none twice, and their times."""
-    images: list[Image.Image] = []
-    times: list[float] = []
-    for moment in moments:
-        shot = decoder.shot_at(moment)
-        if shot is None:
-            break
-        if not times or shot.time > times[-1]:
-            images.append(_to_image(shot.frame, short_side))
-            times.append(shot.time)
-    return images, times
+class VideoReader:
+    """A video file open for one walk forward through its moments.
+
+    Raises:
+        VideoError: from any method, when nothing more can be had from the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        av = import_av()
+        self._path = path
+        self._damage_errors = damage_errors(av)
+        self._truncation: str | None = None
+        self._container: Any = None
+        try:
+            with self._naming_damage():
+                self._truncation = find_truncation(path)
+                self._container = open_video(path, av)
+                stream = pick_stream(self._container, path)
+                stream.codec_context.thread_count = (
+                    1  # files are decoded side by side; threads gained nothing
+                )
+                self.duration = find_duration(self._container, stream, path, av)
+                self._decoder = Decoder(self._container, stream, av, may_seek=self._truncation is None)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> VideoReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._container is not None:
+            self._container.close()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height as shown, upright; zeros when there is no frame."""
+        frame = self._decoder.nearest_frame
+        if frame is None:
+            return 0, 0
+        return (frame.height, frame.width) if frame.rotation % 180 else (frame.width, frame.height)
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing comes after the frame that was taken last."""
+        return self._decoder.has_ended
+
+    def image_at(self, moment: float, short_side: int | None = None) -> tuple[float, Image.Image] | None:
+        """The frame on screen at this moment and its own time; moments must not go back."""
+        with self._naming_damage():
+            shot = self._decoder.shot_at(moment)
+            return None if shot is None else (shot.time, _to_image(shot.frame, short_side))
+
+    def take(
+        self, moments: Sequence[float], short_side: int | None = None
+    ) -> tuple[list[Image.Image], list[float]]:
+        """The frames on screen at these moments, none twice, and their times."""
+        images: list[Image.Image] = []
+        times: list[float] = []
+        for moment in moments:
+            with self._naming_damage():
+                shot = self._decoder.shot_at(moment)
+                if shot is None:
+                    break
+                if not times or shot.time > times[-1]:
+                    images.append(_to_image(shot.frame, short_side))
+                    times.append(shot.time)
+        return images, times
+
+    def judge(self, *, has_frames: bool) -> VideoError | None:
+        """What is wrong with the file, as far as it was read; raised when it gave no frame at all."""
+        return _judge(self._path, self._truncation, self._decoder.error, has_frames)
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except self._damage_errors as error:
+            if self._truncation:
+                raise _truncated(self._path, self._truncation) from None
+            raise VideoError(f"{self._path} is not a video that can be read: {reason(error)}") from None
 
 
 def _truncated(path: Path, reason: str) -> VideoError:

@@ -3,6 +3,7 @@
 from gare.evaluate.comparison import compare_results, comparison_table
 from gare.evaluate.metrics import METRIC_NAMES, MetricName, RetrievalMetrics, retrieval_metrics
 from gare.evaluate.protocols import CaptionProtocol, TwoWayMetrics, evaluate_scores
+from gare.evaluate.querybank import QueryBank, read_querybank
 from gare.evaluate.ranks import TiePolicy, ranks_of_targets
 from gare.evaluate.report import (
     EvaluationResult,
@@ -29,6 +30,7 @@ __all__ = [
     "MeanStd",
     "MetricName",
     "PairedTest",
+    "QueryBank",
     "Rescoring",
     "RetrievalMetrics",
     "TiePolicy",
@@ -46,5 +48,6 @@ __all__ = [
     "paired_permutation_test",
     "querybank_norm",
     "ranks_of_targets",
+    "read_querybank",
     "retrieval_metrics",
 ]

@@ -96,6 +96,8 @@ class EvaluationResult(Settings):
     """The split that chose the checkpoint and its settings; "none" if nothing was chosen."""
     protocol: CaptionProtocol
     rescoring: Rescoring
+    querybank: Name | None = None
+    """Which texts QB-Norm looked at, and how many; it leaves video→text as it was."""
     seed: int | None
     """Of the training run; None without training."""
     config_fingerprint: Name
@@ -108,6 +110,8 @@ class EvaluationResult(Settings):
     """Videos of the split that could not be used; above 0 the gallery is smaller than the published one."""
     text_to_video: DirectionResult
     video_to_text: DirectionResult
+    rescored: tuple[EvaluationResult, ...] = ()
+    """The same scores in the light of other queries, each labelled; never the numbers to quote."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +153,7 @@ def evaluation_result(
     weights_hash: str,
     seed: int | None = None,
     rescoring: Rescoring = "none",
+    querybank: str | None = None,
     queries_hash: str | None = None,
     num_missing_videos: int = 0,
 ) -> EvaluationResult:
@@ -165,6 +170,7 @@ def evaluation_result(
         selected_on=selected_on,
         protocol=metrics.protocol,
         rescoring=rescoring,
+        querybank=querybank,
         seed=seed,
         config_fingerprint=config_fingerprint,
         weights_hash=weights_hash,
@@ -211,16 +217,19 @@ def markdown_report(
 
     Args:
         result: the evaluation; its pessimistic rows, with intervals, are the numbers to quote.
-        rescored: the same model under DSL or QB-Norm; these get a table of their own, whatever the order.
+        rescored: the same model under DSL or QB-Norm, besides what the result brings along; these get a table
+            of their own, whatever the order.
         legacy: add rows with the field's tie bug, labelled.
     """
-    plain = [each for each in (result, *rescored) if each.rescoring == "none"]
-    other = [each for each in (result, *rescored) if each.rescoring != "none"]
+    results = (result, *result.rescored, *rescored)
+    plain = [each for each in results if each.rescoring == "none"]
+    other = [each for each in results if each.rescoring != "none"]
     parts = [_provenance(result)]
     if plain:
         parts.append(_table(plain, legacy=legacy))
     if other:
         parts.append("Rescored in the light of other queries; not comparable with results that are not:")
+        parts += [f"Query bank: {each.querybank}." for each in other if each.querybank]
         parts.append(_table(other, legacy=legacy))
     return "\n\n".join(parts) + "\n"
 
@@ -281,8 +290,10 @@ def _provenance(result: EvaluationResult) -> str:
 def _table(results: Sequence[EvaluationResult], *, legacy: bool) -> str:
     rows = []
     for result in results:
-        label = "" if result.rescoring == "none" else f", rescored: {RESCORING_NAMES[result.rescoring]}"
         for direction, arrow in DIRECTIONS.items():
+            if result.querybank and direction == "video_to_text":
+                continue  # a bank of texts says nothing about videos as queries
+            label = "" if result.rescoring == "none" else f", rescored: {RESCORING_NAMES[result.rescoring]}"
             measured: DirectionResult = getattr(result, direction)
             for ties, numbers in measured.by_ties.items():
                 if ties != "legacy" or legacy:

@@ -1,6 +1,6 @@
 """What a library keeps, as Arrow schemas: every store holds the same three tables.
 
-- **items**, one row per searchable stretch of video: a whole file, or a window or shot of one. This table is the truth.
+- **items**, one row per searchable stretch of video: a whole file, or a window or shot of one. The truth.
 - **frames**, the wide part of an item: frame vectors, thumbnail, strip. Append-only, written before its item.
 - **files**, the ledger: what became of every file that was looked at. Written last.
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from gare.config import GareConfig
 from gare.errors import CheckpointError, ConfigError
 from gare.model.backbones import build_backbone
-from gare.model.increment import IncrementNet
-from gare.model.temporal import TemporalTransformer
+from gare.model.increment import CrossAttention, IncrementNet
+from gare.model.pooling import PoolingNet, build_pooling
+from gare.model.temporal import TemporalTransformer, default_heads
 from gare.scoring import ScoreCards, dense, factored, score_cards
 from gare.scoring.checks import check_shapes, check_text, check_video
 from gare.types import PairScores, TextFeatures, VideoFeatures
@@ -77,7 +78,7 @@ class GARE(
             self.temporal = TemporalTransformer(
                 self.dim,
                 num_layers=config.temporal.num_layers,
-                num_heads=config.temporal.num_heads or _default_heads(self.dim),
+                num_heads=config.temporal.num_heads or default_heads(self.dim),
                 max_frames=config.temporal.max_frames,
             )
             if config.temporal.init == "text_tower":
@@ -90,6 +91,12 @@ class GARE(
                 dropout=config.increment.dropout,
                 init=config.increment.init,
             )
+        self.pooling_net = build_pooling(
+            config.interaction.pooling,
+            self.dim,
+            num_heads=config.increment.num_heads,
+            dropout=config.increment.dropout,
+        )
         log_logit_scale = torch.tensor(-math.log(config.temperature.value))
         if config.temperature.learnable:
             self.log_logit_scale = nn.Parameter(log_logit_scale)
@@ -223,9 +230,8 @@ class GARE(
         """
         if method not in ("auto", "factored", "dense"):
             raise ValueError(f"method '{method}' is not one of auto, factored, dense")
-        dropout_is_active = (
-            self.training and self.increment_net is not None and self.increment_net.dropout.p > 0
-        )
+        net = self._pair_net
+        dropout_is_active = self.training and isinstance(net, CrossAttention) and net.dropout.p > 0
         if method == "auto":
             method = "dense" if dropout_is_active and isinstance(video, VideoFeatures) else "factored"
         if method == "dense" and isinstance(video, ScoreCards):
@@ -235,18 +241,18 @@ class GARE(
                 "factored scoring has no dropout: call model.eval() first, or use method 'dense'"
             )
         self._check(text, video)
-        blocks = {
-            name: size for name, size in (("text_block", text_block), ("video_block", video_block)) if size
-        }
-        scorer = dense.score if method == "dense" else factored.score
-        return scorer(text, video, self.increment_net, self.config.interaction, **blocks)  # type: ignore[arg-type]
+        scorer: Any = dense.score if method == "dense" else factored.score
+        scores_TV: Tensor = scorer(
+            text, video, net, self.config.interaction, text_block=text_block, video_block=video_block
+        )
+        return scores_TV
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         """Scores with the increment of every pair, T × V × D numbers: for training and small inputs."""
         check_shapes(text, video)
         if not self.training:
             self._check(text, video)
-        return dense.score_pairs(text, video, self.increment_net, self.config.interaction)
+        return dense.score_pairs(text, video, self._pair_net, self.config.interaction)
 
     @torch.no_grad()
     def score_cards(self, video: VideoFeatures) -> ScoreCards:
@@ -259,7 +265,7 @@ class GARE(
                 f"{len(video)} videos of {video.dim} dimensions; this model needs some of {self.dim}"
             )
         check_video(video, self.config.interaction)
-        return score_cards(video, self.increment_net, self.config.interaction)
+        return score_cards(video, self._pair_net, self.config.interaction)
 
     @torch.no_grad()
     def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
@@ -273,7 +279,12 @@ class GARE(
     def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> factored.FrameWeights:
         """Which frames each score looks at."""
         self._check(text, video)
-        return factored.frame_weights(text, video, self.increment_net, self.config.interaction)
+        return factored.frame_weights(text, video, self._pair_net, self.config.interaction)
+
+    @property
+    def _pair_net(self) -> IncrementNet | PoolingNet | None:
+        """What is learned about pairs: psi, or the weights of a baseline."""
+        return self.increment_net if self.pooling_net is None else self.pooling_net
 
     def _check(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
         check_shapes(text, video)
@@ -376,15 +387,6 @@ def load_state(model: GARE, state: dict[str, Tensor], *, source: str) -> None:
     if problems:
         raise CheckpointError(f"the weights in {source} do not fit its config: {', '.join(problems)}")
     model.load_state_dict(state)
-
-
-def _default_heads(dim: int) -> int:
-    """About one head per 64 dimensions, as CLIP has; fewer where that does not divide them.
-
-    >>> _default_heads(512), _default_heads(200), _default_heads(16)
-    (8, 2, 1)
-    """
-    return next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)
 
 
 def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:

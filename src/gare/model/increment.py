@@ -1,5 +1,7 @@
 """psi: cross-attention that predicts an increment from a query (the gap) and context tokens (frames).
 
+`CrossAttention` is psi without its output layer, and what X-Pool pools frames with (`gare.model.pooling`).
+
 Shapes: B owners of a context, Q queries each, C context tokens, D embedding.
 """
 
@@ -15,23 +17,19 @@ from gare.types import IncrementWeights
 IncrementInit = Literal["normal", "zero_output"]
 
 
-class IncrementNet(nn.Module):
-    """One pre-norm cross-attention layer and a linear head; 1,579,008 parameters at D = 512.
+class CrossAttention(nn.Module):
+    """One pre-norm cross-attention layer with a linear residual; weights are left as torch starts them.
 
     Query and context share their first LayerNorm. Attention, LayerNorms and linear maps are all of it: no
-    activation, which is why `gare.scoring.factored` can score without forming the increment.
+    activation, which is why `gare.scoring.factored` can score without forming its output.
 
     Args:
         dim: D, the width of the backbone's embedding.
         num_heads: attention heads; must divide `dim`.
         dropout: on the residual branch, while training.
-        init: "normal" is N(0, 0.02) for every weight, as the released code ends up with (|Delta| ≈ 10 at
-            D = 512); "zero_output" starts from increments of zero, that is from the baseline.
     """
 
-    def __init__(
-        self, dim: int, *, num_heads: int = 1, dropout: float = 0.3, init: IncrementInit = "normal"
-    ) -> None:
+    def __init__(self, dim: int, *, num_heads: int = 1, dropout: float = 0.3) -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"the embedding has {dim} dimensions, which {num_heads} heads do not divide")
@@ -45,28 +43,20 @@ class IncrementNet(nn.Module):
         self.residual = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
         self.norm3 = nn.LayerNorm(dim)
-        self.output = nn.Linear(dim, dim)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-        if init == "zero_output":
-            nn.init.zeros_(self.output.weight)
 
     def forward(self, query_BQD: Tensor, context_BCD: Tensor, mask_BC: Tensor) -> Tensor:
-        """Increments [B, Q, D]; `mask_BC` is true where a context token is real."""
+        """One vector a query, [B, Q, D]; `mask_BC` is true where a context token is real."""
         query_BQD, context_BCD = self.norm1(query_BQD), self.norm1(context_BCD)
         query_BHQd, key_BHCd = self._by_head(self.query(query_BQD)), self._by_head(self.key(context_BCD))
         logits_BHQC = query_BHQd @ key_BHCd.mT / math.sqrt(query_BHQd.shape[-1])
         weights_BHQC = logits_BHQC.masked_fill(~mask_BC[:, None, None], float("-inf")).softmax(dim=-1)
         attended_BHQd = weights_BHQC @ self._by_head(self.value(context_BCD))
         hidden_BQD = self.norm2(self.out(attended_BHQd.transpose(1, 2).flatten(2)))
-        hidden_BQD = self.norm3(hidden_BQD + self.dropout(self.residual(hidden_BQD)))
-        increment_BQD: Tensor = self.output(hidden_BQD)
-        return increment_BQD
+        attended_BQD: Tensor = self.norm3(hidden_BQD + self.dropout(self.residual(hidden_BQD)))
+        return attended_BQD
 
-    def weights(self) -> IncrementWeights:
-        """The parameters as plain tensors, for `gare.scoring.factored`."""
+    def _with_output(self, weight: Tensor, bias: Tensor) -> IncrementWeights:
+        """The parameters as plain tensors, for `gare.scoring.factored`, before this last layer."""
         return IncrementWeights(
             norm1_weight=self.norm1.weight,
             norm1_bias=self.norm1.bias,
@@ -84,8 +74,8 @@ class IncrementNet(nn.Module):
             residual_bias=self.residual.bias,
             norm3_weight=self.norm3.weight,
             norm3_bias=self.norm3.bias,
-            output_weight=self.output.weight,
-            output_bias=self.output.bias,
+            output_weight=weight,
+            output_bias=bias,
             num_heads=self.num_heads,
             eps=self.norm1.eps,
         )
@@ -93,3 +83,34 @@ class IncrementNet(nn.Module):
     def _by_head(self, x_BND: Tensor) -> Tensor:
         x_BNHd: Tensor = x_BND.unflatten(-1, (self.num_heads, -1))
         return x_BNHd.transpose(1, 2)
+
+
+class IncrementNet(CrossAttention):
+    """psi: cross-attention and a linear head; 1,579,008 parameters at D = 512.
+
+    Args:
+        dim, num_heads, dropout: of `CrossAttention`.
+        init: "normal" is N(0, 0.02) for every weight, as the released code ends up with (|Delta| ≈ 10 at
+            D = 512); "zero_output" starts from increments of zero, that is from the baseline.
+    """
+
+    def __init__(
+        self, dim: int, *, num_heads: int = 1, dropout: float = 0.3, init: IncrementInit = "normal"
+    ) -> None:
+        super().__init__(dim, num_heads=num_heads, dropout=dropout)
+        self.output = nn.Linear(dim, dim)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        if init == "zero_output":
+            nn.init.zeros_(self.output.weight)
+
+    def forward(self, query_BQD: Tensor, context_BCD: Tensor, mask_BC: Tensor) -> Tensor:
+        """Increments [B, Q, D]; `mask_BC` is true where a context token is real."""
+        increment_BQD: Tensor = self.output(super().forward(query_BQD, context_BCD, mask_BC))
+        return increment_BQD
+
+    def weights(self) -> IncrementWeights:
+        """The parameters as plain tensors, for `gare.scoring.factored`."""
+        return self._with_output(self.output.weight, self.output.bias)

@@ -63,3 +63,12 @@ class TemporalLayer(nn.Module):
         hidden = self.expand(self.norm2(x_VFD))
         contracted: Tensor = self.contract(hidden * torch.sigmoid(1.702 * hidden))  # CLIP's quick GELU
         return x_VFD + contracted
+
+
+def default_heads(dim: int) -> int:
+    """About one head per 64 dimensions, as CLIP has; fewer where that does not divide them.
+
+    >>> default_heads(512), default_heads(200), default_heads(16)
+    (8, 2, 1)
+    """
+    return next(heads for heads in range(max(1, dim // 64), 0, -1) if dim % heads == 0)

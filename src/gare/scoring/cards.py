@@ -17,12 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gare.scoring.pooling import mean_weights, weighted_mean, without_padding
-from gare.types import IncrementModule, IncrementWeights, Interaction, VideoFeatures
+from gare.types import (
+    IncrementWeights,
+    Interaction,
+    PairModule,
+    TokenHead,
+    TokenWeights,
+    VideoFeatures,
+)
 
 OWNER_NUMBERS = {"cpu": 2**23, "cuda": 2**28}
 """How many numbers one tensor of a block's cards may hold while they are made: 32 MB on a CPU."""
 
-Card = TypeVar("Card", bound="PoolCard | OwnFrames | IncrementCard | ScoreCards")
+Card = TypeVar("Card", bound="PoolCard | OwnFrames | IncrementCard | TokenCard | ScoreCards")
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,15 @@ class IncrementCard:
 
 
 @dataclass(frozen=True)
+class TokenCard:
+    """Token-wise interaction: the tokens of each owner at length one, and how much each counts."""
+
+    unit_OND: Tensor
+    weight_ON: Tensor
+    mask_ON: Tensor
+
+
+@dataclass(frozen=True)
 class ScoreCards:
     """Videos made ready for any text; valid as long as the weights and the videos stay the same."""
 
@@ -82,6 +98,8 @@ class ScoreCards:
     increment: IncrementCard | None
     """None for the baseline, and when psi attends over words: then the atoms belong to the texts."""
     interaction: Interaction
+    tokens: TokenCard | None = None
+    """Frames as tokens, for pooling "token_wise" alone."""
 
     def __len__(self) -> int:
         return self.pool.frames_VFD.shape[0]
@@ -109,19 +127,22 @@ def map_owners(card: Card, function: Callable[[Tensor], Tensor]) -> Card:
     return map_tensors(card, function, owners_only=True)
 
 
-def score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
+def score_cards(video: VideoFeatures, psi: PairModule | None, interaction: Interaction) -> ScoreCards:
     """Precompute what scoring needs of each video: 2·H·F + F vectors of D numbers and a few F×F matrices.
+
+    For token-wise interaction these are the frames at length one, with their weights.
 
     Works through the videos in blocks, so that no more than the cards themselves is ever held.
     """
     num_frames, dim = video.frames_VFD.shape[1:]
-    num_atoms = num_frames * (1 if psi is None else psi.weights().num_heads)
+    weights = None if psi is None else psi.weights()
+    num_atoms = num_frames * (weights.num_heads if isinstance(weights, IncrementWeights) else 1)
     size = owners_per_block(num_atoms, dim, video.frames_VFD.device)
     if len(video) <= size or torch.is_grad_enabled():
-        return _score_cards(video, psi, interaction)
+        return _score_cards(video, weights, interaction)
     whole: ScoreCards | None = None
     for start in range(0, len(video), size):
-        part = _score_cards(video[start : start + size], psi, interaction)
+        part = _score_cards(video[start : start + size], weights, interaction)
         if whole is None:
             whole = map_owners(part, lambda tensor: tensor.new_empty(len(video), *tensor.shape[1:]))
         _copy_owners(part, whole, start)
@@ -150,12 +171,16 @@ def _is_per_owner(name: str) -> bool:
     return re.search(r"_[OV][A-Z]*$", name) is not None
 
 
-def _score_cards(video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction) -> ScoreCards:
+def _score_cards(
+    video: VideoFeatures, psi: IncrementWeights | TokenWeights | None, interaction: Interaction
+) -> ScoreCards:
     pool = pool_card(video, interaction)
+    if isinstance(psi, TokenWeights):
+        return ScoreCards(pool, None, interaction, token_card(video.frames_VFD, video.mask_VF, psi.frames))
     if psi is None or interaction.context == "words":
         return ScoreCards(pool, None, interaction)
     attended_VF = video.mask_VF if interaction.mask_frames else torch.ones_like(video.mask_VF)
-    card = increment_card(video.frames_VFD, attended_VF, psi.weights())
+    card = increment_card(video.frames_VFD, attended_VF, psi)
     frames_VFD = full_precision(pool.frames_VFD)
     own = OwnFrames(
         key_mean_VA=(full_precision(card.key_OAD) @ pool.mean_VD[..., None]).squeeze(-1),
@@ -231,6 +256,24 @@ def increment_card(context_OCD: Tensor, mask_OC: Tensor, psi: IncrementWeights) 
         num_heads=num_heads,
         eps=psi.eps,
     )
+
+
+def token_card(tokens_OND: Tensor, mask_ON: Tensor, head: TokenHead) -> TokenCard:
+    return TokenCard(unit_tokens(tokens_OND, mask_ON), importance(tokens_OND, mask_ON, head), mask_ON)
+
+
+def unit_tokens(tokens_OND: Tensor, mask_ON: Tensor) -> Tensor:
+    """Tokens of length one; padding of any content becomes zero."""
+    return F.normalize(full_precision(tokens_OND.masked_fill(~mask_ON[..., None], 0)), dim=-1)
+
+
+def importance(tokens_OND: Tensor, mask_ON: Tensor, head: TokenHead) -> Tensor:
+    """The weight of each token among those of its owner, [O, N]; zero on padding."""
+    tokens_OND = full_precision(tokens_OND.masked_fill(~mask_ON[..., None], 0))
+    head = head.to(tokens_OND.dtype)
+    hidden_OND = F.linear(tokens_OND, head.hidden_weight, head.hidden_bias).relu()
+    logits_ON = F.linear(hidden_OND, head.output_weight).squeeze(-1)
+    return logits_ON.masked_fill(~mask_ON, float("-inf")).softmax(dim=-1)
 
 
 def full_precision(x: Tensor) -> Tensor:

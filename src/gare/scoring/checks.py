@@ -5,10 +5,12 @@ Shapes are checked on every call; values (NaN, empty masks) cost a pass over the
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from gare.scoring.cards import ScoreCards
-from gare.types import IncrementModule, Interaction, TextFeatures, VideoFeatures
+from gare.types import IncrementModule, Interaction, PairModule, TextFeatures, TokenWeights, VideoFeatures
 
 
 def check_shapes(text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
@@ -36,15 +38,41 @@ def check_shapes(text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
         raise ValueError(f"features must be floating point numbers, got {text.text_TD.dtype}")
 
 
-def check_cards(cards: ScoreCards, psi: IncrementModule | None, interaction: Interaction) -> None:
+def check_cards(cards: ScoreCards, psi: PairModule | None, interaction: Interaction) -> None:
     """Refuse cards that another model made."""
-    has_atoms = psi is not None and interaction.context == "frames"
-    heads = None if cards.increment is None else cards.increment.num_heads
-    same_heads = not has_atoms or (psi is not None and heads == psi.weights().num_heads)
-    if cards.interaction != interaction or (cards.increment is not None) != has_atoms or not same_heads:
+    weights = None if psi is None else psi.weights()
+    expected_heads, heads = None, None if cards.increment is None else cards.increment.num_heads
+    if weights is not None and not isinstance(weights, TokenWeights) and interaction.context == "frames":
+        expected_heads = weights.num_heads
+    has_tokens = interaction.pooling == "token_wise"
+    if (
+        cards.interaction != interaction
+        or heads != expected_heads
+        or (cards.tokens is not None) != has_tokens
+    ):
         raise ValueError(
             "these score cards were made by a model with other settings; make them again with score_cards"
         )
+
+
+def check_features(
+    text: TextFeatures, video: VideoFeatures | ScoreCards, psi: PairModule | None, interaction: Interaction
+) -> None:
+    check_shapes(text, video)
+    if isinstance(video, ScoreCards):
+        check_cards(video, psi, interaction)
+
+
+def increment_module(psi: PairModule | None, interaction: Interaction) -> IncrementModule | None:
+    """Psi, or the attention that pools; refused where it is missing or weighs tokens instead."""
+    if psi is None and interaction.pooling != "cross_attention":
+        return None
+    if psi is None or isinstance(psi.weights(), TokenWeights):
+        needed = "CrossAttentionPool" if interaction.pooling == "cross_attention" else "IncrementNet"
+        raise ValueError(f"pooling '{interaction.pooling}' needs a module of its own, an {needed}")
+    if interaction.pooling == "cross_attention" and interaction.context != "frames":
+        raise ValueError("pooling 'cross_attention' attends over frames; set context = 'frames'")
+    return cast(IncrementModule, psi)
 
 
 def check_text(text: TextFeatures, interaction: Interaction) -> None:
@@ -52,7 +80,7 @@ def check_text(text: TextFeatures, interaction: Interaction) -> None:
     if not text.mask_TW.any(dim=1).all():
         raise ValueError("a text without a word; leave it out or mend its mask")
     finite = torch.isfinite(text.text_TD).all()
-    if interaction.context == "words":
+    if interaction.context == "words" or interaction.pooling == "token_wise":
         finite &= torch.isfinite(text.words_TWD.masked_fill(~text.mask_TW[..., None], 0)).all()
     if not finite:
         raise ValueError("texts contain NaN or infinity; look for a broken input or weights that diverged")

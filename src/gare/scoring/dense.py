@@ -10,22 +10,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gare.scoring.checks import check_shapes
+from gare.scoring import token_wise
+from gare.scoring.checks import check_shapes, increment_module
 from gare.scoring.pooling import mean_weights, pool_weights, weighted_mean, without_padding
-from gare.types import IncrementModule, Interaction, PairScores, TextFeatures, VideoFeatures
+from gare.types import (
+    IncrementModule,
+    Interaction,
+    PairModule,
+    PairScores,
+    TextFeatures,
+    VideoFeatures,
+)
 
 SQUARE_FLOOR = 1e-16
+PAIRS_A_SIDE = 128
 
 
 def score_pairs(
-    text: TextFeatures, video: VideoFeatures, psi: IncrementModule | None, interaction: Interaction
+    text: TextFeatures, video: VideoFeatures, psi: PairModule | None, interaction: Interaction
 ) -> PairScores:
-    """Score every text with every video and keep the increments; `psi=None` is the baseline."""
+    """Score every text with every video and keep the increments; `psi=None` is the baseline.
+
+    With the pooling "cross_attention" or "token_wise", `psi` is the module of that baseline instead.
+    """
     check_shapes(text, video)
+    if interaction.pooling == "token_wise":
+        return PairScores(token_wise.score_pairs(text, video, psi), None)
+    psi = increment_module(psi, interaction)
     frames_VFD = without_padding(video.frames_VFD, video.mask_VF, mask_frames=interaction.mask_frames)
     video = VideoFeatures(frames_VFD, video.mask_VF)
+    text_TVD = text.text_TD[:, None].expand(-1, len(video), -1)
+    if psi is not None and interaction.pooling == "cross_attention":
+        pooled_VTD = psi(text_TVD.transpose(0, 1), video.frames_VFD, video.mask_VF)
+        return PairScores(cosine(text_TVD, pooled_VTD.transpose(0, 1)), None)
     video_pooled_TVD = pool(text.text_TD, video, interaction)
-    text_TVD = text.text_TD[:, None].expand_as(video_pooled_TVD)
     if psi is None:
         return PairScores(cosine(text_TVD, video_pooled_TVD), None)
     increment_TVD = increments(text, video, psi, interaction)
@@ -38,14 +56,15 @@ def score_pairs(
 def score(
     text: TextFeatures,
     video: VideoFeatures,
-    psi: IncrementModule | None,
+    psi: PairModule | None,
     interaction: Interaction,
     *,
-    text_block: int = 128,
-    video_block: int = 128,
+    text_block: int | None = None,
+    video_block: int | None = None,
 ) -> Tensor:
     """The scores alone, [T, V], in blocks."""
     check_shapes(text, video)
+    text_block, video_block = text_block or PAIRS_A_SIDE, video_block or PAIRS_A_SIDE
     rows = [
         torch.cat(
             [score_pairs(texts, videos, psi, interaction).scores_TV for videos in video.blocks(video_block)],

@@ -13,16 +13,17 @@ quadratic forms are batched over O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gare.scoring import dense, token_wise
+from gare.scoring.blocks import block_budget, each_block
 from gare.scoring.cards import (
     IncrementCard,
     PoolCard,
@@ -34,16 +35,17 @@ from gare.scoring.cards import (
     pool_card,
     score_cards,
 )
-from gare.scoring.checks import check_cards, check_shapes
+from gare.scoring.checks import check_features, increment_module
 from gare.scoring.dense import SQUARE_FLOOR
+from gare.scoring.few import QueryFirst
 from gare.scoring.pooling import pool_weights
 from gare.scoring.products import products
-from gare.types import IncrementModule, Interaction, TextFeatures, VideoFeatures, block_slices
-
-NUMBERS_PER_BLOCK = {"cpu": 2**21, "cuda": 2**27}
-"""How many numbers one [O, A, P] tensor may hold: cache-sized on a CPU, 512 MB in float32 on a GPU."""
+from gare.types import IncrementModule, Interaction, PairModule, TextFeatures, VideoFeatures, block_slices
 
 MAX_TEXTS_PER_BLOCK = 1024
+
+AS_INCREMENT = Interaction(query="text", normalise=True)
+"""Cross-attention pooling is psi asked by the text: what it gives is the video vector, at length one."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class FrameWeights:
     """Which frames a pair looks at."""
 
     pool_TVF: Tensor
-    """Weights of the frames in the video vector of the score."""
+    """Weights of the frames in the video vector of the score; token-wise, what each frame adds to it."""
     attention_TVHF: Tensor | None
-    """Weights inside psi; None for the baseline and for word context."""
+    """Weights inside psi, or of each head that pools; None for the other baselines and for word context."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class PairProducts:
 def score(
     text: TextFeatures,
     video: VideoFeatures | ScoreCards,
-    psi: IncrementModule | None,
+    psi: PairModule | None,
     interaction: Interaction,
     *,
     text_block: int | None = None,
@@ -81,8 +83,19 @@ def score(
 
     Pass `score_cards(...)` instead of videos to pay for them once.
     """
+    if interaction.pooling == "token_wise":
+        check_features(text, video, psi, interaction)
+        return token_wise.score(text, video, psi, text_block=text_block, video_block=video_block)
+    psi = increment_module(psi, interaction)
+    if psi is not None and isinstance(video, VideoFeatures) and _is_few(text, video, interaction):
+        few = psi if isinstance(psi, QueryFirst) else QueryFirst(psi.weights())
+        text, video = _in_full_precision(text, video)
+        return dense.score(text, video, few, interaction, text_block=text_block, video_block=video_block)
 
     def score_block(text: TextFeatures, owner: IncrementCard | None, pool: PoolCard) -> Tensor:
+        if interaction.pooling == "cross_attention":
+            pairs = pair_products(text, owner, pool, AS_INCREMENT)
+            return (pairs.text_increment * pairs.text_sq.clamp_min(SQUARE_FLOOR).rsqrt()).clamp(-1, 1)
         if owner is not None and _kernel_fits(text, owner, pool):
             from gare.scoring import kernel
 
@@ -90,6 +103,16 @@ def score(
         return cosine(pair_products(text, owner, pool, interaction), interaction)
 
     return _map_blocks(score_block, text, video, psi, interaction, text_block, video_block)
+
+
+def _is_few(text: TextFeatures, video: VideoFeatures, interaction: Interaction) -> bool:
+    """A pair scored by itself costs as much as the card of one frame."""
+    return interaction.context == "frames" and len(text) < video.frames_VFD.shape[1]
+
+
+def _in_full_precision(text: TextFeatures, video: VideoFeatures) -> tuple[TextFeatures, VideoFeatures]:
+    dtype = full_precision(text.text_TD[:0]).dtype
+    return text.to(dtype), video.to(dtype)
 
 
 def radii(
@@ -108,22 +131,23 @@ def radii(
 def frame_weights(
     text: TextFeatures,
     video: VideoFeatures | ScoreCards,
-    psi: IncrementModule | None,
+    psi: PairModule | None,
     interaction: Interaction,
 ) -> FrameWeights:
     """The frames behind each score: T × V × F numbers, so for the pairs one shows, not for a gallery."""
-    check_shapes(text, video)
-    if isinstance(video, ScoreCards):
-        check_cards(video, psi, interaction)
+    check_features(text, video, psi, interaction)
+    if interaction.pooling == "token_wise":
+        return FrameWeights(token_wise.frame_shares(text, video, psi), None)
     cards = video if isinstance(video, ScoreCards) else score_cards(video, psi, interaction)
+    attention_TVHF: Tensor | None = None
+    if cards.increment is not None:
+        pools = interaction.pooling == "cross_attention"
+        attention_VAT = _attention(text, cards.increment, cards.pool, AS_INCREMENT if pools else interaction)
+        attention_TVHF = attention_VAT.unflatten(1, (cards.increment.num_heads, -1)).permute(3, 0, 1, 2)
+        if pools:
+            return FrameWeights(attention_TVHF.mean(dim=2), attention_TVHF)
     pool_VFT = pool_weights(products(cards.pool.frames_VFD, text.text_TD), cards.pool.mask_VF, interaction)
-    pool_TVF = pool_VFT.permute(2, 0, 1)
-    if cards.increment is None:
-        return FrameWeights(pool_TVF, None)
-    attention_VAT = _attention(text, cards.increment, cards.pool, interaction)
-    return FrameWeights(
-        pool_TVF, attention_VAT.unflatten(1, (cards.increment.num_heads, -1)).permute(3, 0, 1, 2)
-    )
+    return FrameWeights(pool_VFT.permute(2, 0, 1), attention_TVHF)
 
 
 # --- blocks of pairs ----------------------------------------------------------------------------------------
@@ -139,9 +163,7 @@ def _map_blocks(
     video_block: int | None,
 ) -> Tensor:
     """`function` of every block of pairs, as [T, V]. Owners are the outer loop: their cards cost most."""
-    check_shapes(text, video)
-    if isinstance(video, ScoreCards):
-        check_cards(video, psi, interaction)
+    check_features(text, video, psi, interaction)
     default_text, default_video = _block_sizes(text, video, psi, interaction)
     text_block, video_block = text_block or default_text, video_block or default_video
 
@@ -156,7 +178,7 @@ def _map_blocks(
             )
             return torch.cat([function(texts, owner, pool) for pool in pools], dim=1)
 
-        return torch.cat(_each(row_of_blocks, list(text.blocks(text_block))))
+        return torch.cat(each_block(row_of_blocks, list(text.blocks(text_block))))
 
     def column_of_blocks(videos: VideoFeatures | ScoreCards) -> Tensor:
         cards = videos if isinstance(videos, ScoreCards) else score_cards(videos, psi, interaction)
@@ -165,17 +187,8 @@ def _map_blocks(
         )
 
     return torch.cat(
-        _each(column_of_blocks, [video[rows] for rows in block_slices(len(video), video_block)])
+        each_block(column_of_blocks, [video[rows] for rows in block_slices(len(video), video_block)])
     ).mT
-
-
-def _each(function: Callable[[Any], Tensor], blocks: Sequence[Any]) -> list[Tensor]:
-    """`function` of every block; in training, what a block needs is computed again in backward, not kept."""
-    if torch.is_grad_enabled() and len(blocks) > 1:
-        return [
-            checkpoint(function, block, use_reentrant=False, preserve_rng_state=False) for block in blocks
-        ]
-    return [function(block) for block in blocks]
 
 
 def _block_sizes(
@@ -189,7 +202,7 @@ def _block_sizes(
     over_words = psi is not None and interaction.context == "words"
     num_tokens = max(text.words_TWD.shape[1], frames_VFD.shape[1]) if over_words else frames_VFD.shape[1]
     num_atoms = num_tokens * (1 if psi is None else psi.weights().num_heads)
-    budget = NUMBERS_PER_BLOCK.get(frames_VFD.device.type, NUMBERS_PER_BLOCK["cpu"])
+    budget = block_budget(frames_VFD.device)
     num_owners = owners_per_block(num_atoms, text.dim, frames_VFD.device)
     text_block = min(len(text), MAX_TEXTS_PER_BLOCK, max(1, budget // num_atoms))
     if over_words:

@@ -44,6 +44,8 @@ def pool_weights(logits_VFT: Tensor, mask_VF: Tensor, interaction: Interaction) 
     if interaction.pooling == "mean":
         weights_VF = mean_weights(mask_VF, mask_frames=interaction.mask_frames, dtype=logits_VFT.dtype)
         return weights_VF[..., None].expand_as(logits_VFT)
+    if interaction.pooling != "text_conditioned":
+        raise ValueError(f"pooling '{interaction.pooling}' has weights of its own: score with its module")
     return text_conditioned_weights(
         logits_VFT, mask_VF, temperature=interaction.pooling_temperature, mask_frames=interaction.mask_frames
     )

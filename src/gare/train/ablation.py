@@ -23,7 +23,8 @@ from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired
 from gare.model import GARE
 from gare.settings import NotEmpty, Settings
 from gare.train.config import DataConfig, RunConfig
-from gare.train.loop import frozen_features, open_source, train
+from gare.train.loop import frozen_features, train
+from gare.train.sources import open_source
 
 SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
 
@@ -148,8 +149,8 @@ def ablation_table(ablation: Ablation, results: dict[str, list[EvaluationResult]
             cells = []
             for name in SHOWN:
                 cell = numbers[name]
-                mean, sd = (format_metric(name, cell[key]) for key in ("mean", "sd"))  # type: ignore[arg-type]
-                cells.append(f"{mean} ± {sd}")
+                sd = "" if cell["sd"] is None else f" ± {format_metric(name, cell['sd'])}"  # type: ignore[arg-type]
+                cells.append(format_metric(name, cell["mean"]) + sd)  # type: ignore[arg-type]
             r1 = numbers["recall_at_1"]
             low, high = (format_metric("recall_at_1", r1[key]) for key in ("low", "high"))
             compared = "" if r1["p_value"] is None else f"{r1['p_value']:.3f}"

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from gare.data.loader import FrameSource, PairLoader, PairSampler
-from gare.data.transforms import normalise
 from gare.errors import ConfigError
 from gare.model import GARE
 from gare.train.config import RunConfig
@@ -41,6 +40,7 @@ class PixelBatches:
             seed=config.seed,
             augmentation=config.data.augmentation,
             caption_choice=config.data.caption_choice,
+            draw_frames=config.data.draw_frames,
             num_workers=config.data.num_workers,
             rank=processes.rank,
             world_size=processes.world_size,
@@ -50,14 +50,13 @@ class PixelBatches:
         return len(self._loader)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
-        format_ = self._model.backbone.image_format
         for text, video in self._loader.batches(epoch, start):
             token_ids_TW, mask_TW = self._model.backbone.tokenize(text.captions)
             video = video.to(self._device)
             yield PairBatch(
                 token_ids_TW.to(self._device, non_blocking=True),
                 mask_TW.to(self._device, non_blocking=True),
-                normalise(video.pixels_VFCHW, format_.mean, format_.std),
+                video.pixels_VFCHW,
                 video.mask_VF,
                 video.video_index,
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from gare.config import GareConfig, ObjectiveConfig
+from gare.errors import ConfigError
 from gare.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -25,8 +26,13 @@ class DataConfig(Settings):
 
     manifest: Annotated[str, NotEmpty()]
     """What `gare data prepare` made: its folder, or the manifest in it."""
+    also_train: tuple[str, ...] = ()
+    """More of them, whose training splits are added; `manifest` alone chooses the checkpoint."""
     num_frames: PositiveInt = 12
     sampling: Literal["grid", "uniform"] = "grid"
+    draw_frames: bool = False
+    """Train on other frames of a video every time: its parts stay, the moment within them is drawn. With
+    sampling = "uniform" only."""
     augmentation: Literal["off", "light", "randaugment"] = "off"
     caption_choice: Literal["all", "one_per_video"] = "all"
     """An epoch shows every caption once, or every video once with a caption drawn anew."""
@@ -35,6 +41,14 @@ class DataConfig(Settings):
     """Train and evaluate on the videos there are; the number missing is in every result."""
     cache_features: bool = False
     """Run the frozen image tower once over all frames and train on what it saw; no augmentation then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draw_frames and (self.sampling != "uniform" or self.cache_features):
+            raise ConfigError(
+                "data.draw_frames needs sampling = 'uniform' and cache_features = false: frames of a fixed "
+                "grid, and features computed once, cannot vary"
+            )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
 from gare.data.loader import FrameSource, mix_seeds
@@ -30,6 +31,7 @@ from gare.train.distributed import Processes, join, leave
 from gare.train.features import FrozenFeatures
 from gare.train.optim import build_optimizer, learning_rate_factor, set_learning_rate
 from gare.train.report import RunLog
+from gare.train.sources import open_source
 from gare.train.state import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from gare.train.step import PairBatch, compute_gradients, make_encode
 
@@ -72,8 +74,9 @@ def train(
                 epoch, position = divmod(progress.step, len(batches))
                 for batch in batches.batches(epoch, position):
                     started = time.perf_counter()
+                    optim = config.optimizer
                     set_learning_rate(
-                        optimizer, learning_rate_factor(progress.step, num_steps, config.optimizer.warmup)
+                        optimizer, learning_rate_factor(progress.step, num_steps, optim.warmup, optim.kind)
                     )
                     torch.manual_seed(mix_seeds(config.seed, progress.step, processes.rank))
                     model.train()
@@ -139,16 +142,6 @@ def _interrupt_after_step() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def open_source(config: RunConfig) -> FrameSource:
-    """The videos of a recipe."""
-    return FrameSource.open(
-        Path(config.data.manifest),
-        config.data.num_frames,
-        config.data.sampling,
-        allow_missing=config.data.allow_missing,
-    )
-
-
 def frozen_features(
     model: GARE,
     source: FrameSource,
@@ -210,6 +203,8 @@ def _build_model(config: RunConfig, processes: Processes) -> GARE:
 
 def compile_towers(model: GARE) -> None:
     """torch.compile both towers; the rest is a few large matrix products."""
+    # Compute the cheapest twentieth of the activations again in backward rather than keep them.
+    functorch_config.activation_memory_budget = 0.95
     towers: Any = model.backbone
     towers.image_features = torch.compile(towers.image_features)
     towers.encode_text = torch.compile(towers.encode_text)
@@ -219,8 +214,8 @@ def _copy_weights(start: GARE, model: GARE, name: str) -> None:
     """Everything the two share; what only the new model has (psi, say) keeps its own start."""
     state, found = model.state_dict(), start.state_dict()
     shared = {key for key in state.keys() & found.keys() if state[key].shape == found[key].shape}
-    if not model.config.temperature.learnable:
-        shared -= {"log_logit_scale"}  # a fixed temperature is a setting of this run, not a weight
+    if not (model.config.temperature.learnable and start.config.temperature.learnable):
+        shared -= {"log_logit_scale"}  # a fixed temperature is a setting, not a weight
     if not any(key.startswith("backbone.") for key in shared):
         raise CheckpointError(
             f"init_from {name} shares no towers with this model; check backbone in the recipe"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,15 @@ from torch.optim import AdamW, Optimizer
 from gare.model import GARE
 from gare.train.config import OptimizerConfig
 
+OptimizerKind = Literal["adamw", "bert_adam"]
 # Released code decays everything but biases; these are the ones a clean run leaves alone.
 NOT_DECAYED = ("bias", "norm", "position", "log_logit_scale", "class_embedding", "LayerNorm")
 
 
 def build_optimizer(model: GARE, config: OptimizerConfig) -> Optimizer:
     """AdamW or the released Adam over groups by learning rate and decay; frozen parameters are left out."""
+    if config.kind == "bert_adam":
+        freeze_patch_embedding(model)
     groups = parameter_groups(model, config)
     options: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps}
     if config.kind == "bert_adam":
@@ -27,8 +30,19 @@ def build_optimizer(model: GARE, config: OptimizerConfig) -> Optimizer:
     return AdamW(groups, fused=fused, **options)
 
 
+def freeze_patch_embedding(model: GARE) -> None:
+    """The released code does not train the first layer of a ViT (`clip.visual.conv1`)."""
+    for name, parameter in model.backbone.named_parameters():
+        if name.startswith("vision.embeddings.patch_embedding."):
+            parameter.requires_grad_(False)
+
+
 def parameter_groups(model: GARE, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Image tower, text tower and everything else, each with and without weight decay."""
+    """Image tower, text tower and everything else, each with and without weight decay.
+
+    With the released optimiser all of the backbone belongs to a tower, its projections included, and the
+    temperature to the text tower: there both are parts of CLIP.
+    """
     rates = {
         "image": config.image_learning_rate,
         "text": config.text_learning_rate,
@@ -40,6 +54,7 @@ def parameter_groups(model: GARE, config: OptimizerConfig) -> list[dict[str, Any
             continue
         part = _part(name)
         if config.kind == "bert_adam":
+            part = _released_part(name)
             decayed = not name.endswith("bias")
         else:
             decayed = parameter.ndim > 1 and not any(word in name for word in NOT_DECAYED)
@@ -66,12 +81,26 @@ def _part(name: str) -> str:
     return "new"
 
 
-def learning_rate_factor(step: int, num_steps: int, warmup: float) -> float:
+def _released_part(name: str) -> str:
+    if name.startswith(("backbone.vision.", "backbone.image", "backbone.patches.")):
+        return "image"
+    return "text" if name.startswith("backbone.") or name == "log_logit_scale" else "new"
+
+
+def learning_rate_factor(step: int, num_steps: int, warmup: float, kind: OptimizerKind = "adamw") -> float:
     """Linear from 0 over the warm-up, then half a cosine down to 0.
+
+    The released schedule differs: it starts at 0 itself, so that the first step moves nothing, and its cosine
+    begins with the run, not with the end of the warm-up.
 
     >>> [round(learning_rate_factor(step, 10, 0.2), 3) for step in (0, 1, 2, 6, 9)]
     [0.5, 1.0, 1.0, 0.5, 0.038]
+    >>> [round(learning_rate_factor(step, 10, 0.2, "bert_adam"), 3) for step in (0, 1, 2, 6, 9)]
+    [0.0, 0.5, 0.905, 0.345, 0.024]
     """
+    if kind == "bert_adam":
+        progress = step / num_steps
+        return progress / warmup if progress < warmup else 0.5 * (1 + math.cos(math.pi * progress))
     num_warmup = round(warmup * num_steps)
     if step < num_warmup:
         return (step + 1) / num_warmup

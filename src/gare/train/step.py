@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gare.config import ObjectiveConfig
+from gare.data.transforms import normalise
 from gare.model import GARE
 from gare.objective import Loss, training_loss
 from gare.train.distributed import Processes, gather_index, gather_text, gather_video, reduce_gradients
@@ -27,7 +28,7 @@ class PairBatch:
     token_ids_TW: Tensor
     mask_TW: Tensor
     frames: Tensor
-    """Pixels [V, F, 3, H, W], or [V, F, E] from a feature cache."""
+    """Pixels [V, F, 3, H, W] as bytes, or [V, F, E] from a feature cache."""
     mask_VF: Tensor
     video_index: Tensor
 
@@ -49,14 +50,17 @@ Encode = Callable[[PairBatch], tuple[TextFeatures, VideoFeatures]]
 
 def make_encode(model: GARE, *, autocast: bool) -> Encode:
     """Both towers, in bfloat16 if asked; features are at least float32, as increments differ by little."""
+    image_format = model.backbone.image_format
 
     def encode(batch: PairBatch) -> tuple[TextFeatures, VideoFeatures]:
         context: Any = torch.autocast(batch.frames.device.type, torch.bfloat16) if autocast else nullcontext()
         with context:
             text = model.text_features(batch.token_ids_TW, batch.mask_TW)
-            from_cache = batch.frames.ndim == 3
-            encode_video = model.video_features_from_cache if from_cache else model.video_features
-            video = encode_video(batch.frames, batch.mask_VF)
+            if batch.frames.ndim == 3:
+                video = model.video_features_from_cache(batch.frames, batch.mask_VF)
+            else:
+                pixels_VFCHW = normalise(batch.frames, image_format.mean, image_format.std)
+                video = model.video_features(pixels_VFCHW, batch.mask_VF)
         if text.text_TD.dtype.itemsize < 4:
             text, video = text.to(torch.float32), video.to(torch.float32)
         return text, video

@@ -46,7 +46,12 @@ class Store(Protocol):
     stamp: ModelStamp
     repairs: tuple[str, ...]  # what had to be mended when it was opened, for the user to read
 
-    def upsert(self, items: pa.Table, frames: pa.Table) -> int: ...
+    def upsert(self, items: pa.Table, frames: pa.Table) -> int:
+        """Add items, or replace those with the same id; the number of items.
+
+        Frames whose key the store has already are skipped, and need not be given: a moved file keeps its own.
+        """
+        ...
 
     def delete(self, ids: Sequence[str]) -> int: ...
 
@@ -62,7 +67,9 @@ class Store(Protocol):
 
     def scan(
         self, *, where: Filter | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]: ...
+    ) -> Iterator[pa.RecordBatch]:
+        """Every item once, in no order; columns of items, unless others are named as for `fetch`."""
+        ...
 
     def record_files(self, files: pa.Table) -> None: ...
 
@@ -76,6 +83,8 @@ class Store(Protocol):
 
     def set_notes(self, notes: Mapping[str, str]) -> None: ...
 
-    def maintain(self, progress: Progress | None = None) -> Stats: ...
+    def maintain(self, progress: Progress | None = None) -> Stats:
+        """Index what is new, join what is small, remove what nobody needs; others may go on meanwhile."""
+        ...
 
     def close(self) -> None: ...

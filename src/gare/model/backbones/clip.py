@@ -38,7 +38,9 @@ class ClipBackbone(Backbone):
             raise ConfigError(f"'{self.kind}' towers are not supported; use a CLIP or SigLIP model")
         architecture = _without_version(towers.config.to_diff_dict())
         self.config = replace(config, architecture=architecture)
-        self.vision: nn.Module = towers.vision_model
+        self.vision: Any = towers.vision_model
+        embeddings = self.vision.embeddings
+        embeddings.patch_embedding = PatchEmbedding.of(embeddings.patch_embedding)
         self.text: Any = towers.text_model
         if self.kind == "clip":
             self.image_projection: nn.Module = towers.visual_projection
@@ -126,6 +128,32 @@ class ClipBackbone(Backbone):
             except (OSError, ValueError, ImportError) as error:
                 raise CheckpointError(f"no tokeniser in {self._tokenizer_source}: {error}") from None
         return self._tokenizer
+
+
+class PatchEmbedding(nn.Conv2d):
+    """A convolution whose patches do not overlap, as the matrix product it is.
+
+    cuDNN's kernels for this shape took 29 of 138 ms of a training step on an H200; the product takes 2.
+    """
+
+    @classmethod
+    def of(cls, convolution: nn.Conv2d) -> PatchEmbedding:
+        """The same parameters; only how they are applied changes."""
+        if convolution.stride != convolution.kernel_size or convolution.padding not in ((0, 0), "valid"):
+            raise ConfigError(
+                "image towers whose patches overlap are not supported; use a CLIP or SigLIP model"
+            )
+        convolution.__class__ = cls
+        assert isinstance(convolution, cls)
+        return convolution
+
+    def forward(self, pixels_NCHW: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        rows, columns = pixels_NCHW.shape[2] // height, pixels_NCHW.shape[3] // width
+        patches = pixels_NCHW[:, :, : rows * height, : columns * width]
+        patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [N, rows, columns, C × height × width]
+        return nn.functional.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 def temporal_layer_from_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:

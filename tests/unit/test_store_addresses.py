@@ -1,0 +1,46 @@
+"""Addresses of libraries: what is read from them, and what is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gare.errors import LibraryError
+from gare.library.store import open_store
+from gare.library.store.lance import storage_options
+from gare.library.store.postgres_link import Link
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("postgresql://me:secret@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:s:e%40@one:1,two:2/db?x=y", "postgresql://me@one:1,two:2/db?x=y"),
+        ("postgresql://host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql://host/db?password=secret&x=1", "postgresql://host/db?password=…&x=1"),
+    ],
+)
+def test_messages_do_not_tell_the_password(uri: str, shown: str):
+    assert Link(uri, read_only=True).shown == shown
+
+
+def test_a_server_that_is_not_there_is_said():
+    with pytest.raises(
+        LibraryError, match=r"^postgresql://me@127.0.0.1:1/db cannot be reached: .*Check address"
+    ):
+        open_store("postgresql://me:secret@127.0.0.1:1/db")
+
+
+def test_an_s3_service_of_ones_own_is_named_by_its_endpoint():
+    assert storage_options({}) == {}
+    own = storage_options({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"})
+    assert own == {"aws_endpoint": "http://127.0.0.1:9000", "allow_http": "true", "aws_region": "us-east-1"}
+    other = storage_options({"AWS_ENDPOINT_URL_S3": "https://s3.example.org", "AWS_REGION": "x"})
+    assert other == {"aws_endpoint": "https://s3.example.org", "allow_http": "false", "aws_region": "x"}
+
+
+def test_a_file_is_no_library(tmp_path: Path):
+    (tmp_path / "file").write_text("hello")
+    with pytest.raises(LibraryError, match="is a file; a library is a folder"):
+        open_store(tmp_path / "file")
