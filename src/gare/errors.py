@@ -58,3 +58,15 @@ class TrainingError(GareError):
 
 class LibraryError(GareError):
     """A library that is missing, damaged, full, read-only, out of reach, or made by another model."""
+
+
+class MissingLibraryError(LibraryError):
+    """There is no library at this address."""
+
+
+class QueryError(GareError, ValueError):
+    """A search that asks for nothing, or for something that cannot be read."""
+
+
+class ServeError(GareError):
+    """A server that may not or cannot start: no token for a network, a port that is taken."""

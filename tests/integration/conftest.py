@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+from serve_library import Served, make_served
+from serve_process import ServeProcess
 from servers import Postgres, SeaweedFS, server_folder
 
 NewLibrary = Callable[[str], str]
@@ -52,3 +54,16 @@ def new_library(
             return f"{uri}?options=-csearch_path%3D{name},public"
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A small library that no test changes."""
+    return make_served(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def server(served: Served) -> Iterator[ServeProcess]:
+    """`gare serve` over it."""
+    with ServeProcess(served.library) as process:
+        yield process

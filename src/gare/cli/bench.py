@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import torch
 import typer
@@ -134,3 +135,93 @@ def scoring_table(result: ScoringBenchmark) -> Table:
         table.add_row(name, f"{ms:.2f}", f"{gflop:.2f}", f"{1000 * gflop / ms:.0f}", speedup)
     table.add_row("score cards, once a video", f"{result.cards_ms:.2f}", "", "", "")
     return table
+
+
+@app.command()
+def search(
+    items: int = typer.Option(100_000, min=100, help="Items in the library."),
+    dim: int = typer.Option(512, min=8, help="Width of the embedding."),
+    frames: int = typer.Option(12, min=1, help="Frames an item."),
+    candidates: int = typer.Option(256, min=10, help="Items scored exactly."),
+    queries: int = typer.Option(100, min=10, help="Searches timed."),
+    folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Time searches in a synthetic library, stage by stage, beside a dual tower and dense re-scoring.
+
+    Examples:
+
+        gare bench search
+
+        gare bench search --items 2000 --queries 20 --json
+    """
+    from gare.bench.search import benchmark_search
+
+    console = Console(stderr=True, highlight=False)
+    result = benchmark_search(
+        num_items=items,
+        dim=dim,
+        frames=frames,
+        candidates=candidates,
+        queries=queries,
+        folder=folder,
+        say=console.print,
+    )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{result.num_items:,} items, {frames} × {dim}, {candidates} candidates",
+        caption=f"{result.threads} threads; recall of stage 1 {result.recall:.3f}; open and first result "
+        f"{result.open_and_first_ms:.0f} ms; peak memory {result.peak_memory_gb:.2f} GB",
+    )
+    for column in ("", "p50 ms", "p95 ms"):
+        table.add_column(column, justify="right" if column else "left")
+    names = {
+        "search": "search, words to hits",
+        "encode": "  encode the text",
+        "stage1": "  stage 1",
+        "fetch": "  fetch frames",
+        "unpack": "  unpack them",
+        "score": "  score exactly (factored)",
+        "hits": "  fetch the hits",
+        "plain_search": "dual tower, words to hits",
+        "dense_score": "dense scores of the candidates",
+    }
+    for name, label in names.items():
+        spread = getattr(result, name)
+        table.add_row(label, f"{spread.p50:.1f}", f"{spread.p95:.1f}")
+    Console().print(table)
+    typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
+
+
+@app.command()
+def index(
+    folder: Path = typer.Argument(help="A folder of videos.", exists=True),
+    model: str | None = typer.Option(None, help="Folder or hub id; default: the mini backbone, untrained."),
+    workers: int = typer.Option(0, min=0, help="Processes that decode; 0 is one per core."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+) -> None:
+    """Time indexing a folder, beside decoding and encoding the same files alone.
+
+    Examples:
+
+        gare bench index ~/Videos
+    """
+    from gare.bench.index import benchmark_index
+    from gare.model import GARE
+
+    loaded = (
+        GARE.from_pretrained(model)
+        if model
+        else GARE(GareConfig.load({"backbone": {"family": "mini"}})).eval()
+    )
+    result = benchmark_index(folder, model=loaded, num_workers=workers)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    typer.echo(
+        f"{result.num_files} files, {result.num_items} items: decode {result.decode_s:.1f} s, encode "
+        f"{result.encode_s:.1f} s, index {result.index_s:.1f} s ({result.over_parts:.2f} of both), "
+        f"{result.files_per_second:.1f} files/s; again, unchanged: {1000 * result.unchanged_s:.0f} ms"
+    )

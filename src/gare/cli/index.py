@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +16,9 @@ from gare.errors import LibraryError
 
 if TYPE_CHECKING:
     from gare.library.indexer import IndexOptions
+    from gare.library.library import Library
     from gare.library.report import IndexReport
-    from gare.library.store import Store
-    from gare.model import GARE
 
-DEFAULT_MODEL = "gare-mini"
-LIBRARY_FOLDER = ".gare"
 _SETTLE_S = 2.0
 _SHOWN = 10
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -100,11 +95,13 @@ def index(
         settle_seconds=_SETTLE_S if watch else 0.0,
         limits=Limits(seconds=seconds, cpu_seconds=int(seconds) + 1, memory_bytes=int(memory * 1e9)),
     )
-    with _opened(place, model, device) as (store, loaded):
+    with Library.open(place, model=model, device=choose_device(device)) as opened:
+        for repair in opened.store.repairs:
+            _warn(f"repaired: {repair}")
         if watch is None:
-            _run(store, loaded, dirs, options, as_json)
+            _run(opened, dirs, options, as_json)
         else:
-            _watch(store, loaded, dirs, options, as_json, watch)
+            _watch(opened, dirs, options, as_json, watch)
 
 
 def _find_library(dirs: list[str], library: str | None) -> str:
@@ -112,51 +109,17 @@ def _find_library(dirs: list[str], library: str | None) -> str:
         return library
     if not dirs:
         raise typer.BadParameter("name a folder of videos, or a --library", param_hint="DIR")
+    from gare.library.library import LIBRARY_FOLDER
+
     first = Path(dirs[0]).expanduser()
     if not first.exists():
         raise LibraryError(f"{first} does not exist; give a folder of videos, or a --library")
     return str((first.parent if first.is_file() else first) / LIBRARY_FOLDER)
 
 
-@contextmanager
-def _opened(place: str, name: str | None, device: str) -> Iterator[tuple[Store, GARE]]:
-    """The store and its model. A library that exists says which model it wants."""
-    from gare.library.stamp import model_stamp
-    from gare.library.store import open_store
-    from gare.model import GARE
-
-    chosen = choose_device(device)
-    name = name or _library_model(place) or DEFAULT_MODEL
-    if Path(name).expanduser().is_dir():
-        name = str(Path(name).expanduser().resolve())
-    model = GARE.from_pretrained(name).to(chosen)
-    store = open_store(place, stamp=model_stamp(model, name), create=True)
-    try:
-        for repair in store.repairs:
-            _warn(f"repaired: {repair}")
-        yield store, model
-    finally:
-        store.close()
-
-
-def _library_model(place: str) -> str | None:
-    from gare.library.store import open_store
-
-    try:
-        store = open_store(place, read_only=True)
-    except LibraryError:
-        return None  # there is none yet; if it is damaged instead, opening it to write will say so
-    name = store.stamp.name
-    store.close()
-    return name
-
-
-def _run(store: Store, model: GARE, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
-    report = _index_once(store, model, dirs, options)
-    if as_json:
-        typer.echo(json.dumps({"library": store.uri, **report.to_json()}, ensure_ascii=False))
-    else:
-        _print_report(store, report)
+def _run(library: Library, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
+    report = _index_once(library, dirs, options)
+    _print_report(library, report, as_json)
     for message in report.skipped_roots.values():
         _warn(message)
     if report.interrupted:
@@ -166,18 +129,13 @@ def _run(store: Store, model: GARE, dirs: list[str], options: IndexOptions, as_j
         raise typer.Exit(1)
 
 
-def _watch(
-    store: Store, model: GARE, dirs: list[str], options: IndexOptions, as_json: bool, seconds: float
-) -> None:
+def _watch(library: Library, dirs: list[str], options: IndexOptions, as_json: bool, seconds: float) -> None:
     is_first = True
     said: set[str] = set()
     while True:
-        report = _index_once(store, model, dirs, options)
+        report = _index_once(library, dirs, options)
         if is_first or report.did_something:
-            if as_json:
-                typer.echo(json.dumps({"library": store.uri, **report.to_json()}, ensure_ascii=False))
-            else:
-                _print_report(store, report)
+            _print_report(library, report, as_json)
         for message in set(report.skipped_roots.values()) - said:
             _warn(message)
         said = set(report.skipped_roots.values())
@@ -187,18 +145,18 @@ def _watch(
         time.sleep(seconds)
 
 
-def _index_once(store: Store, model: GARE, dirs: list[str], options: IndexOptions) -> IndexReport:
+def _index_once(library: Library, dirs: list[str], options: IndexOptions) -> IndexReport:
     from gare.cli.index_progress import show_progress
-    from gare.library.indexer import index_folders
 
     with show_progress(_stderr) as on_progress:
-        report = index_folders(store, model, dirs, options=options, on_progress=on_progress)
-    if report.did_something and not report.interrupted:
-        store.maintain()
-    return report
+        return library.index(*dirs, options=options, on_progress=on_progress)
 
 
-def _print_report(store: Store, report: IndexReport) -> None:
+def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
+    place = library.store.uri
+    if as_json:
+        typer.echo(json.dumps({"library": place, **report.to_json()}, ensure_ascii=False))
+        return
     counts = {
         "new": report.new,
         "changed": report.changed,
@@ -212,7 +170,7 @@ def _print_report(store: Store, report: IndexReport) -> None:
     shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
     rate = f" ({report.num_items_encoded / report.seconds:.1f} items/s)" if report.num_items_encoded else ""
     typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
-    typer.echo(f"library {store.uri}: {store.count():,} items")
+    typer.echo(f"library {place}: {len(library):,} items")
     for failure in report.failures[:_SHOWN]:
         _warn(f"{failure.kind}  {failure.path}: {failure.message}")
     if len(report.failures) > _SHOWN:
@@ -222,7 +180,7 @@ def _print_report(store: Store, report: IndexReport) -> None:
         _warn(
             f"{report.failed + report.failed_before:,} files are not in the library"
             + (f" (now: {kinds})" if kinds else "")
-            + f". See them: gare index --failed --library {store.uri}; after mending: --retry-failed"
+            + f". See them: gare index --failed --library {place}; after mending: --retry-failed"
         )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gare import __version__
-from gare.cli import ablate, bench, compare, data, demo, evaluate, index, train
+from gare.cli import ablate, analyze, audit, bench, compare, data, demo, evaluate, index, search, serve, train
 from gare.errors import GareError
 
 app = typer.Typer(
@@ -24,8 +24,12 @@ app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(ablate.ablate)
 app.command()(compare.compare)
+app.command()(analyze.analyze)
 app.add_typer(bench.app, name="bench")
 app.command()(index.index)
+app.command()(search.search)
+app.command()(audit.audit)
+app.command()(serve.serve)
 app.command()(demo.demo)
 
 

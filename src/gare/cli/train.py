@@ -17,6 +17,8 @@ def train(
     out: Path = typer.Option(..., "--out", "-o", help="Folder of the run: checkpoints, metrics, models."),
     settings: list[str] = typer.Option([], "--set", help="Change a setting: --set epochs=3."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in --out."),
+    probe: bool = typer.Option(False, "--probe", help="Record in OUT/probe.jsonl what gare analyze shows."),
+    probe_every: int = typer.Option(0, min=0, help="Steps between records of --probe; 0: about 100 in all."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
 ) -> None:
     """Train a model. The best on the selection split is in OUT/best, the final one in OUT/last.
@@ -27,11 +29,19 @@ def train(
 
         gare train my_recipe.toml --out runs/mine --resume
 
+        gare train msrvtt_frames_mini --out runs/mini --probe
+
         torchrun --nproc-per-node 4 -m gare train msrvtt9k_paper --out runs/paper
     """
     from gare.train import RunConfig
     from gare.train import train as run
 
     config = RunConfig.load(find_recipe(recipe, RECIPES), settings)
-    best = run(config, out, resume=resume, device=None if device == "auto" else choose_device(device))
+    best = run(
+        config,
+        out,
+        resume=resume,
+        device=None if device == "auto" else choose_device(device),
+        probe_every=probe_every if probe else None,
+    )
     typer.echo(best)

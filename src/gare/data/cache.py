@@ -24,7 +24,7 @@ from PIL import Image
 
 from gare.data.manifest import Manifest, Row
 from gare.data.sampling import Sampling, sample_indices
-from gare.data.video import read_clip
+from gare.data.video import SHORT_SIDE, read_clip
 from gare.data.workers import map_in_processes
 from gare.errors import DataError, VideoError, VideoProblem
 
@@ -40,7 +40,7 @@ class CacheSettings:
 
     num_frames: int = 12
     sampling: Sampling = "grid"
-    short_side: int = 256
+    short_side: int = SHORT_SIDE
     keep_damaged: bool = False
     """Keep what a truncated or corrupt video still gives, instead of leaving it out."""
 

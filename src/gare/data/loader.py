@@ -22,7 +22,7 @@ from gare.data.cache import FrameCache
 from gare.data.manifest import FRAMES_FOLDER, Manifest, Row, Split, find_manifest
 from gare.data.sampling import Sampling
 from gare.data.transforms import Augmentation, augment, to_bytes
-from gare.data.video import read_frames, source_exists
+from gare.data.video import SHORT_SIDE, read_frames, source_exists
 from gare.errors import DataError
 
 CaptionChoice = Literal["all", "one_per_video"]
@@ -106,7 +106,13 @@ class FrameSource:
                 return cache.read(video.video_id, self.num_frames, self.sampling, offset=offset)
         source = self.manifest.source(video)
         return read_frames(
-            source, self.num_frames, self.sampling, start=video.start, end=video.end, offset=offset
+            source,
+            self.num_frames,
+            self.sampling,
+            start=video.start,
+            end=video.end,
+            short_side=SHORT_SIDE,
+            offset=offset,
         )
 
 

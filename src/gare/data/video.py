@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 
+SHORT_SIDE = 256
+"""Larger frames are scaled down to this while decoding, wherever a model looks at videos: the same pixels for
+training, evaluation and search."""
+
+
 @dataclass(frozen=True)
 class Clip:
     """Frames of a video in time order, with the moment of each."""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from gare.data.sampling import sample_indices, sample_times
 from gare.data.transforms import to_bytes
-from gare.data.video import VideoReader
+from gare.data.video import SHORT_SIDE, VideoReader
 from gare.data.workers import Alive
 from gare.errors import VideoError
 from gare.library.shots import LOOKS_PER_SECOND, ShotDetector
@@ -19,7 +19,6 @@ from gare.library.splitting import Split, find_spans
 from gare.library.thumbnails import make_strip, make_thumbnail
 
 MAX_ITEMS = 10_000
-_SHORT_SIDE = 256  # as in a frame cache, so that a model sees here what it was trained on
 _GRID_S = 1.0 - 1e-3
 
 
@@ -165,7 +164,7 @@ def _make_stretch(
 
 
 def _short_side(job: Job) -> int:
-    return max(_SHORT_SIDE, job.image_size)
+    return max(SHORT_SIDE, job.image_size)
 
 
 def _without_path(message: str, path: str) -> str:

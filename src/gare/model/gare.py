@@ -18,21 +18,21 @@ import torch
 from huggingface_hub import ModelHubMixin
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from PIL.Image import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gare.config import GareConfig
-from gare.errors import CheckpointError, ConfigError
+from gare.errors import CheckpointError
 from gare.model.backbones import build_backbone
+from gare.model.files import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, load_state, read_folder
 from gare.model.increment import CrossAttention, IncrementNet
 from gare.model.pooling import PoolingNet, build_pooling
+from gare.model.shipped import SHIPPED, read_shipped
 from gare.model.temporal import TemporalTransformer, default_heads
 from gare.scoring import ScoreCards, dense, factored, score_cards
 from gare.scoring.checks import check_shapes, check_text, check_video
 from gare.types import PairScores, TextFeatures, VideoFeatures
 
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FOLDER = "config.json", "model.safetensors", "tokenizer"
 Method = Literal["auto", "factored", "dense"]
 VideoInput = str | os.PathLike[str] | Sequence[Image]
 
@@ -150,12 +150,15 @@ class GARE(
                 )
         num_frames = self.config.num_frames if num_frames is None else num_frames
         from gare.data.transforms import to_pixels
-        from gare.data.video import read_frames
+        from gare.data.video import SHORT_SIDE, read_frames
 
         batches = []
+        short_side = max(SHORT_SIDE, self.backbone.image_format.size)
         for start in range(0, len(videos), batch_size):
             clips = [
-                read_frames(video, num_frames) if isinstance(video, str | os.PathLike) else list(video)
+                read_frames(video, num_frames, short_side=short_side)
+                if isinstance(video, str | os.PathLike)
+                else list(video)
                 for video in videos[start : start + batch_size]
             ]
             format_ = self.backbone.image_format
@@ -230,7 +233,7 @@ class GARE(
         """
         if method not in ("auto", "factored", "dense"):
             raise ValueError(f"method '{method}' is not one of auto, factored, dense")
-        net = self._pair_net
+        net = self.pair_net
         dropout_is_active = self.training and isinstance(net, CrossAttention) and net.dropout.p > 0
         if method == "auto":
             method = "dense" if dropout_is_active and isinstance(video, VideoFeatures) else "factored"
@@ -252,7 +255,7 @@ class GARE(
         check_shapes(text, video)
         if not self.training:
             self._check(text, video)
-        return dense.score_pairs(text, video, self._pair_net, self.config.interaction)
+        return dense.score_pairs(text, video, self.pair_net, self.config.interaction)
 
     @torch.no_grad()
     def score_cards(self, video: VideoFeatures) -> ScoreCards:
@@ -265,7 +268,7 @@ class GARE(
                 f"{len(video)} videos of {video.dim} dimensions; this model needs some of {self.dim}"
             )
         check_video(video, self.config.interaction)
-        return score_cards(video, self._pair_net, self.config.interaction)
+        return score_cards(video, self.pair_net, self.config.interaction)
 
     @torch.no_grad()
     def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
@@ -279,10 +282,10 @@ class GARE(
     def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> factored.FrameWeights:
         """Which frames each score looks at."""
         self._check(text, video)
-        return factored.frame_weights(text, video, self._pair_net, self.config.interaction)
+        return factored.frame_weights(text, video, self.pair_net, self.config.interaction)
 
     @property
-    def _pair_net(self) -> IncrementNet | PoolingNet | None:
+    def pair_net(self) -> IncrementNet | PoolingNet | None:
         """What is learned about pairs: psi, or the weights of a baseline."""
         return self.increment_net if self.pooling_net is None else self.pooling_net
 
@@ -314,7 +317,9 @@ class GARE(
     def from_pretrained(  # type: ignore[override]  # hub options pass through untouched
         cls, name_or_path: str | os.PathLike[str], **hub_options: Any
     ) -> GARE:
-        """Load a saved model for inference: a folder, or a hub id while online (`revision=`, `token=`)."""
+        """Load a model for inference: gare-mini, a folder, or a hub id while online (`revision=`, …)."""
+        if str(name_or_path) in SHIPPED:
+            return cls._load_shipped(str(name_or_path))
         if Path(name_or_path).is_dir():
             return cls._load_folder(Path(name_or_path))
         if Path(name_or_path).is_file():
@@ -348,45 +353,18 @@ class GARE(
 
     @classmethod
     def _load_folder(cls, folder: Path) -> GARE:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
-            if not (folder / name).is_file():
-                raise CheckpointError(
-                    f"{folder} has no {name}; a GARE model is a folder written by save_pretrained"
-                )
-        try:
-            config = GareConfig.load({**json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))})
-            state = load_file(folder / WEIGHTS_FILE)
-        except (ConfigError, TypeError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{folder} is not a GARE model that this version can read: {error}"
-            ) from None
-        tokenizer_folder = folder / TOKENIZER_FOLDER
-        model = cls(
-            config,
-            pretrained_towers=False,
-            tokenizer_folder=tokenizer_folder if tokenizer_folder.is_dir() else None,
-        )
-        load_state(model, state, source=str(folder))
+        saved = read_folder(folder)
+        model = cls(saved.config, pretrained_towers=False, tokenizer_folder=saved.tokenizer_folder)
+        load_state(model, saved.state, source=str(folder))
         return model.eval()
 
-
-def load_state(model: GARE, state: dict[str, Tensor], *, source: str) -> None:
-    """Load weights that must fit exactly; say which do not."""
-    expected = model.state_dict()
-    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    misshapen = [
-        f"{name} {list(state[name].shape)} instead of {list(expected[name].shape)}"
-        for name in sorted(expected.keys() & state.keys())
-        if state[name].shape != expected[name].shape
-    ]
-    problems = [
-        f"{len(names)} {what} (first: {names[0]})"
-        for names, what in ((missing, "missing"), (unexpected, "unexpected"), (misshapen, "of another shape"))
-        if names
-    ]
-    if problems:
-        raise CheckpointError(f"the weights in {source} do not fit its config: {', '.join(problems)}")
-    model.load_state_dict(state)
+    @classmethod
+    def _load_shipped(cls, name: str) -> GARE:
+        """Towers from their packages; what was trained comes with this one."""
+        config, state = read_shipped(name)
+        model = cls(config)
+        load_state(model, {**model.state_dict(), **state}, source=name)
+        return model.eval()
 
 
 def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gare.config import GareConfig
 from gare.errors import CheckpointError
-from gare.model.gare import GARE, load_state
+from gare.model.files import load_state
+from gare.model.gare import GARE
 
 log = logging.getLogger("gare")
 

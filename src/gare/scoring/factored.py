@@ -43,6 +43,7 @@ from gare.scoring.products import products
 from gare.types import IncrementModule, Interaction, PairModule, TextFeatures, VideoFeatures, block_slices
 
 MAX_TEXTS_PER_BLOCK = 1024
+FEW_VIDEOS_PER_BLOCK = 512
 
 AS_INCREMENT = Interaction(query="text", normalise=True)
 """Cross-attention pooling is psi asked by the text: what it gives is the video vector, at length one."""
@@ -90,6 +91,7 @@ def score(
     if psi is not None and isinstance(video, VideoFeatures) and _is_few(text, video, interaction):
         few = psi if isinstance(psi, QueryFirst) else QueryFirst(psi.weights())
         text, video = _in_full_precision(text, video)
+        video_block = video_block or FEW_VIDEOS_PER_BLOCK
         return dense.score(text, video, few, interaction, text_block=text_block, video_block=video_block)
 
     def score_block(text: TextFeatures, owner: IncrementCard | None, pool: PoolCard) -> Tensor:

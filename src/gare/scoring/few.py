@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,12 +20,13 @@ from gare.types import IncrementWeights
 
 @dataclass(frozen=True)
 class Folded:
-    """Two products of weights that a single head allows to be made once: keyᵀ·query and out·value."""
+    """What a single head allows to be multiplied out once: keyᵀ·query / sqrt(D), out·value, 1 + residual."""
 
     query_weight: Tensor
     query_bias: Tensor
     out_weight: Tensor
     out_bias: Tensor
+    residual_weight: Tensor
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,16 @@ class QueryFirst:
         """For many searches with the same weights: a pair then costs four products instead of six."""
         if psi.num_heads > 1:
             return cls(psi)
+        key_DD = psi.key_weight.mT / math.sqrt(len(psi.key_weight))
+        identity_DD = torch.eye(len(psi.residual_weight)).to(psi.residual_weight)
         return cls(
             psi,
             Folded(
-                query_weight=psi.key_weight.mT @ psi.query_weight,
-                query_bias=psi.key_weight.mT @ psi.query_bias,
+                query_weight=key_DD @ psi.query_weight,
+                query_bias=key_DD @ psi.query_bias,
                 out_weight=psi.out_weight @ psi.value_weight,
                 out_bias=F.linear(psi.value_bias, psi.out_weight, psi.out_bias),
+                residual_weight=identity_DD + psi.residual_weight,
             ),
         )
 
@@ -55,17 +60,17 @@ class QueryFirst:
     def __call__(self, query_BQD: Tensor, context_BCD: Tensor, mask_BC: Tensor) -> Tensor:
         psi, num_heads = self.psi, self.psi.num_heads
         shape = (query_BQD.shape[-1],)
-        normed_BCD = F.layer_norm(context_BCD, shape, psi.norm1_weight, psi.norm1_bias, psi.eps)
         normed_BQD = F.layer_norm(query_BQD, shape, psi.norm1_weight, psi.norm1_bias, psi.eps)
+        normed_BCD = F.layer_norm(context_BCD, shape, psi.norm1_weight, psi.norm1_bias, psi.eps)
         # Queries in the space of the context. The key bias adds the same to every token of a query, which
         # softmax does not see.
-        folded_BQHD = self._query(normed_BQD) / math.sqrt(shape[0] / num_heads)
-        logits_BQHC = (folded_BQHD.flatten(1, 2) @ normed_BCD.mT).unflatten(1, (-1, num_heads))
-        weights_BQHC = logits_BQHC.masked_fill(~mask_BC[:, None, None], float("-inf")).softmax(dim=-1)
-        mixed_BQHD = (weights_BQHC.flatten(1, 2) @ normed_BCD).unflatten(1, (-1, num_heads))
+        folded_BQHD = self._query(normed_BQD)
+        logits_BNC = folded_BQHD.flatten(1, 2) @ normed_BCD.mT
+        weights_BNC = logits_BNC.masked_fill(~mask_BC[:, None], float("-inf")).softmax(dim=-1)
+        mixed_BQHD = (weights_BNC @ normed_BCD).unflatten(1, (-1, num_heads))
         hidden_BQD = self._out(mixed_BQHD)
         hidden_BQD = F.layer_norm(hidden_BQD, shape, psi.norm2_weight, psi.norm2_bias, psi.eps)
-        hidden_BQD = hidden_BQD + F.linear(hidden_BQD, psi.residual_weight, psi.residual_bias)
+        hidden_BQD = self._residual(hidden_BQD)
         hidden_BQD = F.layer_norm(hidden_BQD, shape, psi.norm3_weight, psi.norm3_bias, psi.eps)
         return F.linear(hidden_BQD, psi.output_weight, psi.output_bias)
 
@@ -74,7 +79,8 @@ class QueryFirst:
             return F.linear(normed_BQD, self.folded.query_weight, self.folded.query_bias)[:, :, None]
         psi, num_heads = self.psi, self.psi.num_heads
         query_BQHd = F.linear(normed_BQD, psi.query_weight, psi.query_bias).unflatten(-1, (num_heads, -1))
-        return _each_head(query_BQHd, psi.key_weight.unflatten(0, (num_heads, -1)))
+        key_HdD = psi.key_weight.unflatten(0, (num_heads, -1))
+        return _each_head(query_BQHd / math.sqrt(key_HdD.shape[1]), key_HdD)
 
     def _out(self, mixed_BQHD: Tensor) -> Tensor:
         if self.folded is not None:
@@ -82,6 +88,11 @@ class QueryFirst:
         value_HDd = self.psi.value_weight.unflatten(0, (self.psi.num_heads, -1)).mT
         attended_BQD = _each_head(mixed_BQHD, value_HDd).flatten(2) + self.psi.value_bias
         return F.linear(attended_BQD, self.psi.out_weight, self.psi.out_bias)
+
+    def _residual(self, hidden_BQD: Tensor) -> Tensor:
+        if self.folded is not None:
+            return F.linear(hidden_BQD, self.folded.residual_weight, self.psi.residual_bias)
+        return hidden_BQD + F.linear(hidden_BQD, self.psi.residual_weight, self.psi.residual_bias)
 
 
 def _each_head(x_BQHi: Tensor, weight_Hio: Tensor) -> Tensor:

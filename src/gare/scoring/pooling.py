@@ -53,4 +53,6 @@ def pool_weights(logits_VFT: Tensor, mask_VF: Tensor, interaction: Interaction) 
 
 def without_padding(frames_VFD: Tensor, mask_VF: Tensor, *, mask_frames: bool) -> Tensor:
     """Frames with padding set to zero, whatever it holds; untouched under the released rule."""
-    return frames_VFD.masked_fill(~mask_VF[..., None], 0) if mask_frames else frames_VFD
+    if not mask_frames or (not mask_VF.is_cuda and bool(mask_VF.all())):  # nothing to copy
+        return frames_VFD
+    return frames_VFD.masked_fill(~mask_VF[..., None], 0)

@@ -23,7 +23,7 @@ from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.protocols import evaluate_scores
 from gare.evaluate.similarity import score_split
 from gare.model import GARE
-from gare.model.gare import TOKENIZER_FOLDER, load_state
+from gare.model.files import TOKENIZER_FOLDER, load_state
 from gare.objective import Loss
 from gare.train.batches import Batches, FeatureBatches, PixelBatches
 from gare.train.config import RunConfig
@@ -39,7 +39,12 @@ CONFIG_FILE, CHECKPOINTS = "config.toml", "checkpoints"
 
 
 def train(
-    config: RunConfig, folder: Path, *, resume: bool = False, device: torch.device | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: torch.device | None = None,
+    probe_every: int | None = None,
 ) -> Path:
     """Train as the recipe says; everything about the run is in `folder`. Returns that of the best model.
 
@@ -47,6 +52,7 @@ def train(
 
     Args:
         resume: go on from the last checkpoint, as if nothing had happened.
+        probe_every: record what `gare analyze` shows of training in probe.jsonl; 0 chooses the distance.
     """
     processes = join(device)
     _claim(folder, config, resume, processes)
@@ -68,6 +74,11 @@ def train(
         )
         num_steps = config.epochs * len(batches)
         encode = make_encode(model, autocast=config.precision == "bfloat16")
+        probe = None
+        if probe_every is not None and processes.is_main:
+            from gare.train.probe import Probe
+
+            probe = Probe(folder, model, encode, num_steps=num_steps, step=progress.step, every=probe_every)
         log.start(num_steps, progress.step, missing=len(source.missing))
         with _interrupt_after_step() as interrupted:
             while progress.step < num_steps:
@@ -95,8 +106,12 @@ def train(
                     norm = nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
                     if not torch.isfinite(norm):
                         _refuse_nan_gradient(model, progress.step)
+                    if probe is not None:
+                        probe.before(progress.step, batch)
                     optimizer.step()
                     _after_step(model, average, config)
+                    if probe is not None:
+                        probe.after(progress.step, loss)
                     progress = replace(progress, step=progress.step + 1)
                     seconds = time.perf_counter() - started
                     if progress.step % config.log_every == 0 or progress.step == num_steps:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gare.errors import CheckpointError
 from gare.model import GARE
-from gare.model.gare import load_state
+from gare.model.files import load_state
 
 POINTER = "latest"
 

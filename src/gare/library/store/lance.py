@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gare.errors import LibraryError
+from gare.errors import MissingLibraryError
 from gare.library.filters.tree import Filter, name_key
 from gare.library.schema import SCHEMA_VERSION, ModelStamp, file_schema, frame_schema, item_schema
 from gare.library.store.base import Hits, Progress, Stats
@@ -62,7 +62,7 @@ class LanceStore:
         repairs = [repair for table in tables for repair in table.mend()]
         if not self._facts.exists():
             if not create or stamp is None:
-                raise LibraryError(
+                raise MissingLibraryError(
                     f"there is no library at {self.uri}. Check the address, or make one with 'gare index DIR'"
                 )
             self._found(stamp)

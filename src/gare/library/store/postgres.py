@@ -16,7 +16,7 @@ import numpy as np
 import psycopg
 from psycopg import errors, sql
 
-from gare.errors import LibraryError
+from gare.errors import MissingLibraryError
 from gare.library.filters.tree import Filter, name_key
 from gare.library.schema import SCHEMA_VERSION, ModelStamp, file_schema, item_schema
 from gare.library.store.base import Hits, Progress, Stats
@@ -71,7 +71,7 @@ class PostgresStore:
         facts = self._read_facts(connection)
         if not facts:
             if not create or stamp is None:
-                raise LibraryError(
+                raise MissingLibraryError(
                     f"there is no library at {self.uri}. Check the address, or make one with 'gare index DIR'"
                 )
             facts = self._found(connection, stamp)

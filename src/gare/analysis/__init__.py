@@ -1,0 +1,1 @@
+"""What a model does, in numbers, pictures and one report: `gare analyze`."""

@@ -1,0 +1,221 @@
+"""What the paper says of its models, held against the numbers of this report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gare.analysis.figures.text import number, percent
+from gare.analysis.store import Numbers
+
+CANCELS = 0.1
+"""The pulls on a text count as cancelling when the median text keeps less than this share of them."""
+TURN = 1.0
+"""Degrees by which an angle must fall and rise to count as falling and rising."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the table."""
+
+    says: str
+    holds: bool | None
+    """None: the probe it needs was not run."""
+    measured: str
+    rule: str
+    """When it counts as holding."""
+    section: str
+    """The probe behind it."""
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold here", None: "not measured"}[self.holds]
+
+
+Judge = Callable[[dict[str, Any]], tuple[bool, str] | None]
+
+
+def judge_claims(numbers: Mapping[str, Numbers]) -> list[Claim]:
+    """Every claim, in the order of the paper."""
+    claims = []
+    for says, section, rule, judge, missing in CLAIMS:
+        found = judge(numbers[section].values) if section in numbers else None
+        holds, measured = (None, missing) if found is None else found
+        claims.append(Claim(says, holds, measured, rule, section))
+    return claims
+
+
+def _cancellation(values: dict[str, Any]) -> tuple[bool, str] | None:
+    if "baseline" not in values:
+        return None
+    found = values["baseline"]
+    median = found["cancellation"]["median"]
+    return median < CANCELS, (
+        f"{found['label']}: median {number(median)}, text→video half alone "
+        f"{number(found['cancellation_one_way']['median'])}; cosine of the pulls "
+        f"{number(found['opposition']['median'])}"
+    )
+
+
+def _relief(values: dict[str, Any]) -> tuple[bool, str] | None:
+    if "baseline" not in values or values["model"]["label"] != "GARE":
+        return None
+    before, after = (values[role]["cancellation"]["median"] for role in ("baseline", "model"))
+    return after > before, f"{number(after)} against {number(before)} ({values['baseline']['label']})"
+
+
+def _positive_cosine(values: dict[str, Any]) -> tuple[bool, str] | None:
+    if "cosine" not in values:
+        return None
+    found = values["cosine"]["positive"]
+    return found["difference"] < 0, (
+        f"{number(found['first'])} against {number(found['second'])} ({values['baseline_label']}); lower "
+        f"for {percent(1 - found['first_is_larger'], 0)} of the pairs"
+    )
+
+
+def _larger(name: str) -> Judge:
+    def judge(values: dict[str, Any]) -> tuple[bool, str] | None:
+        if name not in values:
+            return None
+        positive, negative = values[name]["positive"], values[name]["negative"]
+        return positive["difference"] > 0, (
+            f"matching pairs {number(positive['first'], 2)} against {number(positive['second'], 2)} (larger "
+            f"for {percent(positive['first_is_larger'], 0)}), others {number(negative['first'], 2)} against "
+            f"{number(negative['second'], 2)}"
+        )
+
+    return judge
+
+
+def _obtuse(values: dict[str, Any]) -> tuple[bool, str] | None:
+    curve = values.get("angle_to_gap/positive")
+    if not curve:
+        return None
+    others = values["angle_to_gap/negative"]
+    return curve["end"] > 90, (
+        f"matching pairs {number(curve['start'], 1)}° → {number(curve['end'], 1)}°, others "
+        f"{number(others['start'], 1)}° → {number(others['end'], 1)}°"
+    )
+
+
+def _falls_then_rises(values: dict[str, Any]) -> tuple[bool, str] | None:
+    curve = values.get("angle_to_own/positive")
+    if not curve:
+        return None
+    falls, rises = curve["start"] - curve["lowest"], curve["end"] - curve["lowest"]
+    return falls > TURN and rises > TURN, (
+        f"{number(curve['start'], 1)}° → {number(curve['lowest'], 1)}° (after "
+        f"{percent(curve['lowest_at'], 0)} of the run) → {number(curve['end'], 1)}°"
+    )
+
+
+def _bounded(values: dict[str, Any]) -> tuple[bool, str] | None:
+    run = values.get("run")
+    if run is None:
+        return None
+    return run["error_last_quarter"] <= run["error_first_quarter"], (
+        f"mean {number(run['error/positive'], 4)}, largest {number(run['error_largest'], 4)}, last quarter "
+        f"{number(run['error_last_quarter'], 4)}; others mean {number(run['error/negative'], 4)}"
+    )
+
+
+def _descends(values: dict[str, Any]) -> tuple[bool, str] | None:
+    run = values.get("run")
+    if run is None:
+        return None
+    return run["loss_descended"] > 0.5, (
+        f"loss lower in {percent(run['loss_descended'], 0)} of {run['num_records']} records; step positive "
+        f"for {percent(run['descends/positive'], 0)} of matching pairs that have one, "
+        f"{percent(run['descends/negative'], 0)} of others"
+    )
+
+
+def _retrieval(values: dict[str, Any]) -> tuple[bool, str] | None:
+    found = values["retrieval"]
+    if "baseline" not in found:
+        return None
+    model, baseline = found["model"]["recall_at_1"], found["baseline"]["recall_at_1"]
+    return model > baseline, (
+        f"R@1 {percent(model)} against {percent(baseline)} ({values['baseline_label']}), paired p = "
+        f"{number(found['p_value'])}"
+    )
+
+
+def _small_psi(values: dict[str, Any]) -> tuple[bool, str] | None:
+    flops = values["flops"]["model"]
+    if "psi" not in flops:
+        return None
+    share, psi = flops["psi"] / sum(flops.values()), values["parameters"]["model"]["increment_net"]
+    rows = {row["module"]: row["gflop"] for row in values["paper"]}
+    return share < 0.05, (
+        f"{percent(share, 2)} of this model's FLOPs and {psi:,} parameters; of ViT-B/32 "
+        f"{percent(rows['psi'] / sum(rows.values()), 2)}"
+    )
+
+
+RUN = "needs --run FOLDER of a 'gare train … --probe'"
+PSI = "needs a model with increments"
+CLAIMS: list[tuple[str, str, str, Judge, str]] = [
+    (
+        "Without increments, positive and negative pulls on a text nearly cancel",
+        "tension",
+        f"median |sum| / (|positive| + |negative|) below {CANCELS}",
+        _cancellation,
+        "needs --baseline, or a model with increments",
+    ),
+    (
+        "Increments relieve the tension",
+        "tension",
+        "that ratio is higher with increments",
+        _relief,
+        PSI,
+    ),
+    (
+        "Cosine of matching pairs is lower than the baseline's",
+        "geometry",
+        "mean difference below 0",
+        _positive_cosine,
+        "needs --baseline, or a model with increments",
+    ),
+    ("|t + Δ| > |t|", "geometry", "mean difference above 0 for matching pairs", _larger("norm"), PSI),
+    ("t + Δ is farther from v than t", "geometry", "the same for distances", _larger("distance"), PSI),
+    (
+        "Retrieval is better than the baseline's",
+        "geometry",
+        "R@1 text→video is higher; p says how sure that is",
+        _retrieval,
+        "needs --baseline, or a model with increments",
+    ),
+    (
+        "The angle between Δ and the gap becomes obtuse",
+        "dynamics",
+        "above 90° at the end, matching pairs",
+        _obtuse,
+        RUN,
+    ),
+    (
+        "The angle between Δ and t falls, then rises",
+        "dynamics",
+        f"by more than {TURN:g}° each, matching pairs",
+        _falls_then_rises,
+        RUN,
+    ),
+    (
+        "The step error of matching pairs stays bounded",
+        "trust_region",
+        "mean of the last quarter of training at most the largest of the first",
+        _bounded,
+        RUN,
+    ),
+    (
+        "The coupled step descends",
+        "trust_region",
+        "it lowers the loss in most records",
+        _descends,
+        RUN,
+    ),
+    ("psi costs little", "efficiency", "below 5 % of the FLOPs of a batch", _small_psi, PSI),
+]
+"""What the paper says, the probe, the rule, the judge, and what is missing if there is no number."""

@@ -1,0 +1,137 @@
+"""`gare analyze`: every figure and table of the paper for a model, in one report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from gare.cli.options import choose_device
+
+if TYPE_CHECKING:
+    from gare.analysis.run import Analysis
+
+
+def analyze(
+    model: str = typer.Argument(help="Folder of a saved model, or a hub id."),
+    data: Path = typer.Option(..., help="What `gare data prepare` made."),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder of the report, its pictures and its numbers."),
+    baseline: str = typer.Option("", help="A model to compare with, by default the same without increments."),
+    run: Path | None = typer.Option(
+        None, help="Folder of a `gare train … --probe`, for what training shows."
+    ),
+    ablation: list[Path] = typer.Option([], help="Folder of a `gare ablate`; may be given several times."),
+    split: str = typer.Option("test", help="train, val or test."),
+    frames: int = typer.Option(12, min=1, help="Frames a video."),
+    only: str = typer.Option("", help="Some probes, separated by commas: tension,geometry."),
+    false_negatives: bool = typer.Option(
+        False, "--false-negatives", help="Only list pairs of videos that may match without being annotated."
+    ),
+    force: bool = typer.Option(False, "--force", help="Measure again what is stored in --out."),
+    allow_missing: bool = typer.Option(False, "--allow-missing", help="Look at the videos there are."),
+    workers: int = typer.Option(0, min=0, help="Processes that decode."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print all numbers and claims as JSON."),
+) -> None:
+    """Look into a model: gradients, geometry, training, hard negatives, coverage, cost, bottleneck.
+
+    Numbers go to OUT/numbers, pictures to OUT/figures, and OUT/report.html shows them; it opens offline.
+    What was measured before for the same model and data is kept.
+
+    Examples:
+
+        gare analyze runs/mini/best --data data/msrvtt --out report
+
+        gare analyze runs/mini/best --data data/msrvtt --baseline runs/plain/best --run runs/mini --out report
+
+        gare analyze runs/mini/best --data data/msrvtt --out report --only coverage,efficiency
+
+        gare analyze runs/mini/best --data data/msrvtt --split train --out report --false-negatives
+    """
+    from gare.analysis.probes import choose_probes
+    from gare.analysis.report import write_report
+    from gare.analysis.run import analyse, open_study
+    from gare.analysis.subject import Gallery
+    from gare.data.loader import FrameSource
+    from gare.model import GARE
+
+    probes = choose_probes("hard_negatives" if false_negatives else only)
+    place = choose_device(device)
+    source = FrameSource.open(data, frames, allow_missing=allow_missing)
+    gallery = Gallery.open(source, split)  # type: ignore[arg-type]
+    loaded = GARE.from_pretrained(model).to(place)
+    other = GARE.from_pretrained(baseline).to(place) if baseline else None
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        tasks = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        study = open_study(
+            loaded,
+            gallery,
+            out,
+            baseline=other,
+            run=run,
+            ablations=ablation,
+            num_workers=workers,
+            on_progress=show,
+        )
+        task = bar.add_task("probes", total=len(probes))
+
+        def say(message: str) -> None:
+            bar.console.print(message, highlight=False, markup=False)
+            bar.advance(task)
+
+        analysis = analyse(study, probes, out, force=force, say=say)
+    name = "/".join(Path(model).parts[-2:])
+    report = write_report(analysis, title=f"Analysis of {name} on {source.manifest.header.name}")
+    if as_json:
+        typer.echo(json.dumps(_to_json(analysis), ensure_ascii=False))
+    elif false_negatives:
+        typer.echo(_suspects(analysis))
+    else:
+        typer.echo(_summary(analysis, report))
+
+
+def _summary(analysis: Analysis, report: Path) -> str:
+    width = max(len(claim.says) for claim in analysis.claims)
+    lines = [f"{claim.says:<{width}}  {claim.verdict}: {claim.measured}" for claim in analysis.claims]
+    return "\n".join([*lines, str(report)])
+
+
+def _suspects(analysis: Analysis) -> str:
+    from gare.analysis.figures.text import percent
+
+    found = analysis.sections[0].numbers
+    if found is None:
+        return analysis.sections[0].reason
+    table, values = found.tables["false_negatives"], found.values
+    columns = ("evidence", "video_a", "video_b", "confused", "caption_a", "caption_b")
+    rows = [
+        f"{evidence:.2f}\t{first}\t{second}\t{'confused' if mixed else '-'}\t{one}\t{two}"
+        for evidence, first, second, mixed, one, two in zip(*(table[name] for name in columns), strict=True)
+    ]
+    rows.append(
+        f"# {len(rows)} pairs; R@1 {percent(values['recall_at_1'])}, "
+        f"{percent(values['recall_at_1_forgiven'])} if all of them were matches"
+    )
+    return "\n".join(rows)
+
+
+def _to_json(analysis: Analysis) -> dict[str, object]:
+    return {
+        "report": str(analysis.folder / "report.html"),
+        "claims": [
+            {"claim": c.says, "holds": c.holds, "measured": c.measured, "rule": c.rule, "probe": c.section}
+            for c in analysis.claims
+        ],
+        "numbers": {name: numbers.values for name, numbers in analysis.numbers.items()},
+    }

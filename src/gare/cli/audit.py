@@ -1,0 +1,62 @@
+"""`gare audit`: is two-stage search good enough on this library?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gare.cli.options import choose_device
+
+
+def audit(
+    library: Annotated[
+        str | None, typer.Option(help="Default: $GARE_LIBRARY, or .gare here or in a folder above.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is now, if it moved.")] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="A text file of queries, one a line; default: everyday sentences.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write audit.json, audit.md and audit.png here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of Markdown.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Compare two-stage search with exhaustive GARE, and set how many candidates a search scores.
+
+    \b
+    gare audit
+    gare audit --library ~/Videos/.gare --queries my-queries.txt --out audit/
+    """
+    from gare.errors import QueryError
+    from gare.library.audit import audit as run_audit
+    from gare.library.audit import audit_markdown, save_audit
+    from gare.library.library import Library, find_library
+
+    try:
+        lines = queries.read_text(encoding="utf-8-sig").splitlines() if queries else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueryError(f"{queries} cannot be read as text: {error}") from None
+    sentences = [line.strip() for line in lines if line.strip()]
+    if queries and not sentences:
+        raise QueryError(f"{queries} has no query; write one a line")
+    columns = (TextColumn("scoring every item"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        Library.open(
+            library or find_library(), model=model, device=choose_device(device), create=False
+        ) as opened,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        task = bar.add_task("")
+        result = run_audit(
+            opened, sentences, on_progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if out is not None:
+        save_audit(result, out)
+    typer.echo(json.dumps(dataclasses.asdict(result)) if as_json else audit_markdown(result), nl=as_json)

@@ -1,0 +1,157 @@
+"""`gare search`: find videos by words, pictures or clips."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gare.cli.options import choose_device
+
+if TYPE_CHECKING:
+    from gare.library.library import Library
+    from gare.library.search import SearchHit
+
+_stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def search(
+    query: Annotated[str | None, typer.Argument(help='Words; also "dog - beach", "dog ^2 + snow".')] = None,
+    image: Annotated[Path | None, typer.Option(help="Search with a picture.")] = None,
+    video: Annotated[Path | None, typer.Option(help="Search with a clip.")] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Search for what resembles this item.", metavar="ID")
+    ] = None,
+    captions: Annotated[
+        Path | None,
+        typer.Option(help="A text file: rank its lines for --video or --like, instead of videos."),
+    ] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(help="Default: $GARE_LIBRARY, or .gare here or in a folder above."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Where the library's model is now, if it moved.")] = None,
+    top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many hits.")] = 10,
+    where: Annotated[
+        str | None, typer.Option(help="A filter: 'folder:holidays duration:>10 not tag:work'.")
+    ] = None,
+    min_score: Annotated[float | None, typer.Option(help="Leave out hits below this score.")] = None,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="Items scored exactly; default: what 'gare audit' recommends.")
+    ] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Score every item exactly.")] = False,
+    unique: Annotated[bool, typer.Option("--unique", help="Fold near-copies into one hit.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print the files alone, one a line.")] = False,
+    zero: Annotated[bool, typer.Option("--print0", "-0", help="With --paths: end lines with NUL.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Search a library. Each hit has a score, its file and the moment that matches best.
+
+    \b
+    gare search "a dog catches a frisbee"
+    gare search "dog - beach" --where "duration:<60" --top 5
+    gare search --image photo.jpg --unique
+    gare search "birthday cake" --paths --print0 | xargs -0 mpv
+    gare search --video clip.mp4 --captions captions.txt
+    """
+    from gare.library.library import Library, find_library
+
+    place = library or find_library()
+    with Library.open(
+        place, model=model, device=choose_device(device), create=False, read_only=True
+    ) as opened:
+        if captions is not None:
+            _rank_captions(opened, captions, video, like, top, as_json)
+            return
+        hits = opened.search(
+            query,
+            image=image,
+            video=video,
+            like=like,
+            top=top,
+            where=where,
+            min_score=min_score,
+            candidates=candidates,
+            exhaustive=exhaustive,
+            unique=unique,
+        )
+        if as_json:
+            typer.echo(json.dumps([dataclasses.asdict(hit) for hit in hits], ensure_ascii=False))
+        elif paths:
+            files = dict.fromkeys(hit.path for hit in hits)  # several stretches of a file are one line
+            typer.echo("".join(path + ("\0" if zero else "\n") for path in files), nl=False)
+        elif hits:
+            Console().print(_table(hits))
+        if not hits:
+            _explain_nothing(opened, where, min_score)
+            raise typer.Exit(1)
+
+
+def _table(hits: list[SearchHit]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("score", "at", "frames", "id"):
+        table.add_column(name, justify="right" if name in ("score", "at") else "left", no_wrap=True)
+    table.add_column("file", overflow="fold")
+    for hit in hits:
+        copies = f"  (+{len(hit.duplicates)} alike)" if hit.duplicates else ""
+        table.add_row(
+            f"{hit.score:.3f}", _clock(hit.moment), _strip(hit.frame_scores), hit.id, hit.path + copies
+        )
+    return table
+
+
+def _strip(scores: tuple[float, ...]) -> str:
+    """Which frames matched, as a row of bars."""
+    low, high = min(scores), max(scores)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((score - low) * scale)] if scale else _BARS[-1] for score in scores)
+
+
+def _clock(seconds: float) -> str:
+    """
+    >>> _clock(3.2), _clock(75), _clock(3723)
+    ('0:03', '1:15', '1:02:03')
+    """
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _rank_captions(
+    library: Library, captions: Path, video: Path | None, like: str | None, top: int, as_json: bool
+) -> None:
+    from gare.errors import QueryError
+
+    if (video is None) == (like is None):
+        raise QueryError("captions are ranked for one video: add --video FILE or --like ID")
+    try:
+        lines = captions.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueryError(f"{captions} cannot be read as text: {error}") from None
+    ranked = library.describe(
+        [line.strip() for line in lines if line.strip()], video=video, like=like, top=top
+    )
+    if as_json:
+        typer.echo(json.dumps([{"caption": caption, "score": score} for caption, score in ranked]))
+        return
+    for caption, score in ranked:
+        typer.echo(f"{score:.3f}  {caption}")
+
+
+def _explain_nothing(library: Library, where: str | None, min_score: float | None) -> None:
+    if not len(library):
+        reason = "the library is empty; index a folder first: gare index FOLDER"
+    elif where is not None and not any(True for _ in library.items(where)):
+        reason = "no item passes the filter"
+    elif min_score is not None:
+        reason = f"no hit reaches a score of {min_score}"
+    else:
+        reason = "nothing found"
+    _stderr.print(reason, style="yellow", markup=False)

@@ -1,0 +1,217 @@
+"""How well stage 1 finds what exact scoring would have found, on this library. Shapes: T queries, V items."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from gare.errors import LibraryError
+from gare.library.features import unpack_frames
+from gare.library.library import AUDIT_NOTE, Library
+from gare.library.queries import AUDIT_SENTENCES
+from gare.library.query import Term
+from gare.library.stage1 import plain_vectors, stage1_queries
+from gare.types import TextFeatures
+
+TOP = 10
+GOAL = 0.99
+LEAST_CANDIDATES = 64
+_TIMED_QUERIES = 12
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Coverage@k: the share of the exact top 10 that lies within the first k of stage 1."""
+
+    library: str
+    model: str
+    num_items: int
+    num_queries: int
+    queries: str
+    ks: tuple[int, ...]
+    coverage: tuple[float, ...]
+    """With the stage-1 vectors of this library, which carry the average increment."""
+    plain_coverage: tuple[float, ...]
+    """With the mean of the frames alone, as a dual tower has it."""
+    candidates: int
+    """The smallest k that reaches the goal."""
+    goal: float
+    index_coverage: float
+    """At that k, through the store's own index: what a search really finds."""
+    two_stage_ms: float
+    exhaustive_ms: float
+
+
+def audit(
+    library: Library, queries: Sequence[str] = (), *, on_progress: Progress = lambda done, total: None
+) -> Audit:
+    """Compare two-stage search with exhaustive GARE, and note the number of candidates that is enough.
+
+    Args:
+        queries: sentences; default: everyday ones, none of which the stage-1 vectors were made with.
+    """
+    sentences = list(dict.fromkeys(queries)) or list(AUDIT_SENTENCES)
+    num_items = len(library)
+    if not num_items:
+        raise LibraryError(f"{library.store.uri} is empty; index a folder first")
+    text = library.model.encode_text(sentences)
+    exact_TV, coarse_TV, plain_TV, ids = _score_all(library, text, num_items, on_progress)
+    top = min(TOP, len(ids))
+    wanted = torch.from_numpy(exact_TV).topk(top, dim=1).indices.numpy()
+    ks = _grid(len(ids), top)
+    coverage = _coverage(coarse_TV, wanted, ks)
+    plain_coverage = _coverage(plain_TV, wanted, ks)
+    enough = next((k for k, share in zip(ks, coverage, strict=True) if share >= GOAL), len(ids))
+    candidates = max(enough, min(LEAST_CANDIDATES, len(ids)))
+    result = Audit(
+        library=library.store.uri,
+        model=library.store.stamp.name,
+        num_items=len(ids),
+        num_queries=len(sentences),
+        queries="given" if queries else "everyday sentences",
+        ks=tuple(ks),
+        coverage=tuple(coverage),
+        plain_coverage=tuple(plain_coverage),
+        candidates=candidates,
+        goal=GOAL,
+        index_coverage=_index_coverage(library, text, wanted, ids, candidates),
+        two_stage_ms=_search_ms(library, sentences, candidates),
+        exhaustive_ms=_search_ms(library, sentences[:3], None),
+    )
+    library.store.set_notes({AUDIT_NOTE: json.dumps(asdict(result))})
+    return result
+
+
+@torch.no_grad()
+def _score_all(
+    library: Library, text: TextFeatures, num_items: int, on_progress: Progress
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Exact, stage-1 and plain scores of every pair, in one pass over the library; and the ids."""
+    model, parts, ids = library.model, [], []
+    for batch in library.store.scan(columns=["id", "vector", "vectors"]):
+        if not batch.num_rows:
+            continue
+        video = unpack_frames(batch.column("vectors"), model.dim, model.device)
+        stored = np.stack(batch.column("vector").to_numpy(zero_copy_only=False))
+        stored_VE = torch.from_numpy(stored).to(model.device)
+        query_TE = stage1_queries(text.text_TD)
+        scores = (model.score(text, video), query_TE @ stored_VE.mT, query_TE @ plain_vectors(video).mT)
+        parts.append([part.float().cpu().numpy() for part in scores])
+        ids += batch.column("id").to_pylist()
+        on_progress(len(ids), num_items)
+    exact_TV, coarse_TV, plain_TV = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
+    return exact_TV, coarse_TV, plain_TV, ids
+
+
+def _grid(num_items: int, top: int) -> list[int]:
+    """1, 2, 5, 10, … from the size of the answer up to the whole library.
+
+    >>> _grid(130, 10)
+    [10, 20, 50, 100, 130]
+    """
+    steps = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+    return [k for k in steps if top <= k < num_items] + [num_items]
+
+
+def _coverage(scores_TV: np.ndarray, wanted_TN: np.ndarray, ks: Sequence[int]) -> list[float]:
+    place_TV = np.argsort(np.argsort(-scores_TV, axis=1, kind="stable"), axis=1, kind="stable")
+    places_TN = np.take_along_axis(place_TV, wanted_TN, axis=1)
+    return [float((places_TN < k).mean()) for k in ks]
+
+
+def _index_coverage(
+    library: Library, text: TextFeatures, wanted_TN: np.ndarray, ids: Sequence[str], candidates: int
+) -> float:
+    found = library.store.search(stage1_queries(text.text_TD).float().cpu().numpy(), candidates)
+    shares = [
+        len({ids[place] for place in wanted} & set(hits.ids)) / len(wanted)
+        for wanted, hits in zip(wanted_TN, found, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def _search_ms(library: Library, sentences: Sequence[str], candidates: int | None) -> float:
+    """Median time of a search, the text already encoded; the first one warms up."""
+    times = []
+    for sentence in [sentences[0], *sentences[:_TIMED_QUERIES]]:
+        probe = library.searcher.text_probe([Term(sentence)])
+        started = time.perf_counter()
+        library.searcher.search(probe, top=TOP, candidates=candidates)
+        times.append(1000 * (time.perf_counter() - started))
+    return median(times[1:])
+
+
+def save_audit(result: Audit, folder: Path) -> None:
+    """audit.json, audit.md and audit.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "audit.json").write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+    (folder / "audit.md").write_text(audit_markdown(result), encoding="utf-8")
+    _draw(result, folder / "audit.png")
+
+
+def audit_markdown(result: Audit) -> str:
+    rows = [
+        f"| {k:,} | {100 * share:.1f} | {100 * plain:.1f} |"
+        for k, share, plain in zip(result.ks, result.coverage, result.plain_coverage, strict=True)
+    ]
+    faster = result.exhaustive_ms / result.two_stage_ms
+    lines = [
+        f"# Audit of {result.library}",
+        "",
+        f"{result.num_items:,} items, {result.num_queries} queries ({result.queries}), model {result.model}.",
+        "",
+        f"**{result.candidates:,} candidates** cover {100 * result.goal:.0f} % of what exhaustive search "
+        f"puts into its top {TOP}; through the index, {100 * result.index_coverage:.1f} %. A search "
+        f"takes {result.two_stage_ms:.1f} ms instead of {result.exhaustive_ms:.1f} ms ({faster:.1f}×).",
+        "",
+        "Coverage@k in per cent:",
+        "",
+        "| k | stage 1 with the average increment | mean of the frames alone |",
+        "| ---: | ---: | ---: |",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _draw(result: Audit, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    lines: list[tuple[tuple[float, ...], str, dict[str, Any]]] = [
+        (result.coverage, "with the average increment", {"color": "#0072b2", "marker": "o"}),
+        (result.plain_coverage, "mean of the frames", {"color": "#e69f00", "marker": "s", "linestyle": "--"}),
+    ]
+    for shares, label, style in lines:
+        axes.plot(result.ks, [100 * share for share in shares], label=label, **style)
+    axes.axvline(result.candidates, color="0.5", linewidth=1)
+    axes.annotate(
+        f"{result.candidates:,} candidates",
+        (result.candidates, 3),
+        xytext=(4, 0),
+        textcoords="offset points",
+        color="0.35",
+    )
+    axes.set(
+        xscale="log",
+        ylim=(0, 102),
+        xlabel="candidates k",
+        ylabel=f"% of the exact top {TOP} among them",
+        title=f"Stage 1 on {result.num_items:,} items, {result.num_queries} queries",
+    )
+    axes.legend(loc="center right", frameon=False)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)

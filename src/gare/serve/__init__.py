@@ -1,0 +1,1 @@
+"""`gare serve`: a library of videos as a web page and a REST API. `app.create_app` makes it."""

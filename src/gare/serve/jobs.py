@@ -1,0 +1,251 @@
+"""Indexing (and audits) started from the page: one at a time, each in a process of its own.
+
+The order is noted in the library before the process starts and crossed out when it ends. A server that was
+killed finds it there and takes it up again; what was indexed before is not read twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from gare.library.library import Library
+from gare.serve.metrics import Metrics
+from gare.serve.options import ServeOptions
+from gare.serve.problems import Problem
+
+JOB_NOTE = "serve_job"
+_KEPT = 20
+_STOP_S = 15.0
+_log = logging.getLogger("gare.serve")
+
+Kind = Literal["index", "audit"]
+State = Literal["running", "done", "cancelled", "interrupted", "failed"]
+
+
+@dataclass
+class Job:
+    id: str
+    kind: Kind
+    folders: list[str]
+    retry_failed: bool = False
+    state: State = "running"
+    done: int = 0
+    total: int | None = None
+    """None until the folders were walked."""
+    failed: int = 0
+    path: str = ""
+    """The file that was finished last."""
+    started: str = field(default_factory=lambda: _now())
+    finished: str | None = None
+    resumed: bool = False
+    """Taken up again after the server had ended."""
+    message: str = ""
+    report: dict[str, Any] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state != "running"
+
+
+class Jobs:
+    def __init__(self, library: Library, model: str | None, options: ServeOptions, metrics: Metrics) -> None:
+        self._library, self._model, self._options, self._metrics = library, model, options, metrics
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._num_followers = 0
+        self._is_closing = False
+        self._is_cancelled = False
+
+    # --- from outside ---------------------------------------------------------------------------------------
+
+    def all(self) -> list[Job]:
+        """The newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def get(self, job_id: str) -> Job:
+        if job_id not in self._jobs:
+            raise Problem(404, "no_such_job", f"there is no job '{job_id}'")
+        return self._jobs[job_id]
+
+    @property
+    def running(self) -> Job | None:
+        return next((job for job in self._jobs.values() if not job.is_over), None)
+
+    async def start(self, kind: Kind, folders: Sequence[str], *, retry_failed: bool = False) -> Job:
+        if self._is_closing:
+            raise Problem(503, "closing", "the server is shutting down", retry_after=5)
+        if self.running is not None:
+            raise Problem(409, "job_running", "a job is running already; wait for it, or cancel it")
+        job = Job(secrets.token_hex(6), kind, list(folders), retry_failed)
+        self._register(job)
+        try:
+            await asyncio.to_thread(self._note, job)
+        except Exception as error:
+            job.state, job.message, job.finished = "failed", str(error), _now()
+            raise
+        self._launch(job)
+        return job
+
+    async def resume(self) -> Job | None:
+        """Take up what a server that ended left unfinished."""
+        try:
+            note = (await asyncio.to_thread(self._library.store.get_notes)).get(JOB_NOTE)
+        except Exception as error:
+            _log.error("job", extra={"fields": {"problem": f"no job could be looked up: {error}"}})
+            return None
+        if not note or self.running is not None:
+            return None
+        order = json.loads(note)
+        job = Job(order["id"], order["kind"], order["folders"], order["retry_failed"], resumed=True)
+        self._register(job)
+        self._launch(job)
+        return job
+
+    async def cancel(self, job_id: str) -> Job:
+        """Ask it to end; what is committed stays."""
+        job = self.get(job_id)
+        if not job.is_over:
+            self._is_cancelled = True
+            self._ask_to_end()
+        return job
+
+    async def follow(self, job_id: str) -> AsyncIterator[Job]:
+        """The job now and after every change, until it is over."""
+        if self._num_followers >= self._options.max_streams:
+            raise Problem(503, "busy", "too many watch already; try again later", retry_after=5)
+        job = self.get(job_id)
+        self._num_followers += 1
+        try:
+            while True:
+                changed = self._changed
+                yield job
+                if job.is_over or self._is_closing:
+                    return
+                await changed.wait()
+        finally:
+            self._num_followers -= 1
+
+    def stop_following(self) -> None:
+        """Streams would keep a server from ending."""
+        self._is_closing = True
+        self._tell()
+
+    async def close(self) -> None:
+        """End the job where nothing is half done. Its note stays: the next server goes on."""
+        self.stop_following()
+        if self._task is None or self._task.done():
+            return
+        self._ask_to_end()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._task), _STOP_S)
+        except TimeoutError:
+            if self._process is not None:
+                self._process.kill()
+            await self._task
+
+    # --- the process ----------------------------------------------------------------------------------------
+
+    def _register(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        while len(self._jobs) > _KEPT:
+            self._jobs.popitem(last=False)
+        self._is_cancelled = False
+
+    def _launch(self, job: Job) -> None:
+        self._metrics.job_running.set(1)
+        self._task = asyncio.create_task(self._run(job))
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._run_process(job)
+        except Exception as error:
+            _log.exception("job")
+            job.state, job.message = "failed", f"the job could not be run: {error}"
+        job.finished = _now()
+        self._metrics.job_running.set(0)
+        self._process = None
+        _log.info("job", extra={"fields": {"job": job.id, "state": job.state, "done": job.done}})
+        try:
+            if job.state != "interrupted":
+                await asyncio.to_thread(self._note, None)
+        finally:
+            self._tell()
+
+    async def _run_process(self, job: Job) -> None:
+        cores = max(1, (os.cpu_count() or 2) // 2)  # the other half answers searches
+        order = {
+            "kind": job.kind,
+            "library": self._library.store.uri,
+            "model": self._model,
+            "folders": job.folders,
+            "retry_failed": job.retry_failed,
+            "num_workers": cores,
+        }
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "gare.serve.job_process",
+            json.dumps(order),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": str(cores)},
+            start_new_session=True,  # Ctrl-C is for the server, which then ends this in order
+            limit=2**20,
+        )
+        assert self._process.stdout is not None
+        if self._is_cancelled or self._is_closing:
+            self._ask_to_end()
+        said_end = False
+        async for line in self._process.stdout:
+            said_end = self._take(job, json.loads(line)) or said_end
+        code = await self._process.wait()
+        if not said_end:
+            stopped = self._is_cancelled or self._is_closing
+            job.state = self._ended_state() if stopped else "failed"
+            job.message = "" if stopped else f"the indexing process ended unexpectedly (exit code {code})"
+
+    def _take(self, job: Job, said: dict[str, Any]) -> bool:
+        event = said.pop("event")
+        if event == "progress":
+            job.done, job.total = said["done"], said["total"]
+            job.failed, job.path = said["failed"], said["path"]
+        elif event == "done":
+            job.report, job.state = said["report"], "done"
+        elif event == "interrupted":
+            job.report, job.state = said.get("report"), self._ended_state()
+        else:
+            job.state, job.message = "failed", said["message"]
+        if event == "progress":
+            self._tell()
+        return event != "progress"
+
+    def _ended_state(self) -> State:
+        return "cancelled" if self._is_cancelled else "interrupted"
+
+    def _ask_to_end(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _note(self, job: Job | None) -> None:
+        order = {name: asdict(job)[name] for name in ("id", "kind", "folders", "retry_failed")} if job else None
+        self._library.store.set_notes({JOB_NOTE: json.dumps(order) if order else ""})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,144 @@
+"""The bytes of indexed videos, whole or in ranges. A file is named by an item, never by the client."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import formatdate
+from typing import Any, Literal
+
+from anyio import to_thread
+from starlette.responses import Response, StreamingResponse
+
+from gare.serve.problems import Problem
+
+_CHUNK = 256 * 1024
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
+_MOST_DIGITS = 18
+_TYPES = {
+    ".mp4": "video/mp4",
+    ".m4v": "video/mp4",
+    ".mov": "video/mp4",  # browsers play it under that name
+    ".webm": "video/webm",
+    ".mkv": "video/x-matroska",
+    ".ogv": "video/ogg",
+    ".avi": "video/x-msvideo",
+    ".mpg": "video/mpeg",
+    ".mpeg": "video/mpeg",
+    ".ts": "video/mp2t",
+}
+
+
+@dataclass
+class OpenVideo:
+    """A regular file that is open, and as it was when it was indexed."""
+
+    handle: int
+    path: str
+    size: int
+    modified_ns: int
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.modified_ns:x}-{self.size:x}"'
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def open_video(path: str, modified: datetime) -> OpenVideo:
+    """Open the file of an item.
+
+    Raises:
+        Problem: it is gone, no regular file, or not the one that was indexed: what took its place (a link,
+            say) may be something that nobody wanted to show.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        raise Problem(
+            410, "file_gone", "the file is not there any more, or cannot be read; index its folder again"
+        ) from None
+    found = os.fstat(handle)
+    is_same = abs(found.st_mtime - modified.timestamp()) < 1e-3
+    if not stat.S_ISREG(found.st_mode) or not is_same:
+        os.close(handle)
+        raise Problem(410, "file_changed", "the file changed after it was indexed; index its folder again")
+    return OpenVideo(handle, path, found.st_size, found.st_mtime_ns)
+
+
+def video_response(video: OpenVideo, headers: Mapping[str, str], method: str) -> Response:
+    """200 with everything, 206 with the part that was asked for, 304 or 416."""
+    base = {
+        "Accept-Ranges": "bytes",
+        "ETag": video.etag,
+        "Last-Modified": formatdate(video.modified_ns / 1e9, usegmt=True),
+        "Cache-Control": "private, no-cache",
+        "Content-Type": _TYPES.get(os.path.splitext(video.path)[1].lower(), "application/octet-stream"),
+        "Content-Disposition": "inline",
+    }
+    if headers.get("if-none-match") == video.etag:
+        video.close()
+        return Response(status_code=304, headers=base)
+    wanted = find_range(headers, video)
+    if wanted == "unsatisfiable":
+        video.close()
+        raise Problem(
+            416, "bad_range", f"the file has {video.size} bytes", Content_Range=f"bytes */{video.size}"
+        )
+    first, last = wanted or (0, video.size - 1)
+    base["Content-Length"] = str(last - first + 1)
+    if wanted:
+        base["Content-Range"] = f"bytes {first}-{last}/{video.size}"
+    if method == "HEAD":
+        video.close()
+        return Response(status_code=206 if wanted else 200, headers=base)
+    return _Stream(video, first, last, 206 if wanted else 200, base)
+
+
+def find_range(
+    headers: Mapping[str, str], video: OpenVideo
+) -> tuple[int, int] | Literal["unsatisfiable"] | None:
+    """First and last byte. Several ranges, and what is no range at all, mean the whole file (RFC 9110)."""
+    asked = _RANGE.fullmatch(headers.get("range", "").strip())
+    if asked is None or asked[0] == "bytes=-" or headers.get("if-range", video.etag) != video.etag:
+        return None
+    if max(len(asked[1]), len(asked[2])) > _MOST_DIGITS:
+        return "unsatisfiable"
+    if not asked[1]:  # the last so many bytes
+        length = min(int(asked[2]), video.size)
+        return (video.size - length, video.size - 1) if length else "unsatisfiable"
+    first, last = int(asked[1]), min(int(asked[2] or video.size), video.size - 1)
+    if asked[2] and int(asked[2]) < first:
+        return None
+    return (first, last) if first < video.size else "unsatisfiable"
+
+
+class _Stream(StreamingResponse):
+    """Closes its file however it ends."""
+
+    def __init__(
+        self, video: OpenVideo, first: int, last: int, status: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(_read(video, first, last), status, headers)
+        self._video = video
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._video.close()
+
+
+async def _read(video: OpenVideo, first: int, last: int) -> AsyncIterator[bytes]:
+    at = first
+    while at <= last:
+        chunk = await to_thread.run_sync(os.pread, video.handle, min(_CHUNK, last - at + 1), at)
+        if not chunk:
+            return  # cut short meanwhile; the length does not fit, and the client notices
+        at += len(chunk)
+        yield chunk

@@ -1,0 +1,271 @@
+"""The pages for people. They are made here and work without JavaScript; scripts make them quick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import date
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Form, Path, Query, Request, Response
+from pydantic import BaseModel, Field, field_validator
+from starlette.responses import FileResponse, RedirectResponse
+
+from gare.errors import GareError, LibraryError
+from gare.library.query import UNWANTED, Term
+from gare.serve import schemas
+from gare.serve.pages import address, heat_levels, render
+from gare.serve.problems import Problem
+from gare.serve.routes.system import get_info
+from gare.serve.security import COOKIE, is_token, local_target, session_value
+from gare.serve.service import Service, get_service
+
+router = APIRouter()
+Shared = Annotated[Service, Depends(get_service)]
+ItemId = Annotated[str, Path(pattern=schemas.ITEM_ID)]
+EXAMPLES = ("a cat looking up", "a cup of coffee", "a rocket at night", "a smiling woman")
+DURATIONS = (
+    ("0-10", "under 10 seconds"),
+    ("10-60", "10 to 60 seconds"),
+    ("60-600", "1 to 10 minutes"),
+    ("600-", "over 10 minutes"),
+)
+_PAGE = 24
+_RECENT = 12
+_SHOWN_FAILURES = 200
+_WEEKS_S = 30 * 24 * 3600
+HINTS = {
+    "zero_length": "Copy or download it again.",
+    "truncated": "Copy or download it again.",
+    "corrupt": "Copy or download it again.",
+    "unreadable": "Not a video that can be decoded.",
+    "no_video": "It has sound only.",
+    "no_permission": "Change its permissions.",
+    "missing": "A link that leads nowhere.",
+    "bad_name": "Rename it: its name is not UTF-8.",
+    "timeout": "The decoder hung.",
+    "out_of_memory": "The decoder needed too much memory.",
+    "decoder_crashed": "The decoder crashed.",
+    "too_many_items": "Split it less finely.",
+}
+
+
+class PageQuery(BaseModel):
+    """What the address of the search page says. What makes no sense is left out, never an error."""
+
+    q: str = Field(default="", max_length=500)
+    unwanted: list[str] = Field(default=[], alias="not", max_length=16)
+    like: str = ""
+    upload: str = ""
+    folder: str = Field(default="", max_length=500)
+    duration: str = ""
+    after: date | None = None
+    before: date | None = None
+    unique: bool = False
+    offset: int = Field(default=0, ge=0, le=schemas.MOST_REACHED - schemas.MOST_SHOWN)
+
+    @field_validator("after", "before", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("duration")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return value if value in dict(DURATIONS) else ""
+
+    @property
+    def has_query(self) -> bool:
+        return bool(self.q.strip() or self.like or self.upload)
+
+    @property
+    def num_filters(self) -> int:
+        return sum(map(bool, (self.folder, self.duration, self.after, self.before)))
+
+    def parameters(self, **changes: str) -> list[tuple[str, str]]:
+        """As they stand in an address."""
+        values = {
+            "q": self.q,
+            "like": self.like,
+            "upload": self.upload,
+            "folder": self.folder,
+            "duration": self.duration,
+            "after": str(self.after or ""),
+            "before": str(self.before or ""),
+            "unique": "true" if self.unique else "",
+        }
+        return [*(values | changes).items(), *(("not", text) for text in self.unwanted)]
+
+    def to_body(self) -> tuple[schemas.SearchBody, tuple[Term, ...]]:
+        shortest, _, longest = self.duration.partition("-")
+        body = schemas.SearchBody(
+            query=None if self.like or self.upload else self.q,
+            like=self.like or None,
+            upload=None if self.like else self.upload or None,
+            folder=self.folder or None,
+            shortest=float(shortest) if shortest else None,
+            longest=float(longest) if longest else None,
+            after=self.after,
+            before=self.before,
+            unique=self.unique,
+            explain=not (self.like or self.upload),
+            offset=self.offset,
+            limit=_PAGE,
+        )
+        unwanted = (Term(text.strip(), UNWANTED) for text in self.unwanted)
+        return body, tuple(term for term in unwanted if term.text) if body.query else ()
+
+
+Asked = Annotated[PageQuery, Query()]
+
+
+# --- search ------------------------------------------------------------------------------------------------
+
+
+@router.get("/")
+async def search_page(asked: Asked, request: Request, service: Shared) -> Response:
+    context = await _results(asked, service)
+    context["folder_choices"] = await to_thread.run_sync(service.folder_list.get)
+    context["durations"], context["examples"] = DURATIONS, EXAMPLES
+    return render(request, "search.html", context, status=context["status"])
+
+
+@router.get("/results")
+async def results_part(asked: Asked, request: Request, service: Shared) -> Response:
+    """The part of the page that changes while someone types."""
+    context = await _results(asked, service)
+    name = "_more.html" if asked.offset and context["results"] else "_results.html"
+    return render(request, name, context, status=context["status"])
+
+
+async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
+    context: dict[str, Any] = {
+        "asked": asked,
+        "num_items": await service.count(),
+        "results": None,
+        "problem": None,
+        "status": 200,
+        "recent": [],
+        "levels": {},
+        "liked": None,
+    }
+    if not asked.has_query:
+        rows, _ = await to_thread.run_sync(service.newest, None, 0, _RECENT)
+        context["recent"] = [schemas.make_item(row) for row in rows]
+        return context
+    try:
+        body, more = asked.to_body()
+        if asked.like:
+            context["liked"] = schemas.make_item(await to_thread.run_sync(service.item, asked.like))
+        context["results"] = await service.search(body, more=more)
+        context["levels"] = heat_levels(context["results"].hits)
+    except Problem as problem:
+        context["problem"], context["status"] = str(problem), problem.status_code
+    except LibraryError as error:
+        context["problem"], context["status"] = str(error), 503
+    except (GareError, ValueError) as error:
+        context["problem"], context["status"] = str(error), 422
+    return context
+
+
+# --- one video ---------------------------------------------------------------------------------------------
+
+
+@router.get("/watch/{item_id}")
+async def watch_page(item_id: ItemId, asked: Asked, request: Request, service: Shared) -> Response:
+    return render(request, "watch.html", await _watch(item_id, asked, service))
+
+
+@router.get("/watch/{item_id}/part")
+async def watch_part(item_id: ItemId, asked: Asked, request: Request, service: Shared) -> Response:
+    return render(request, "_watch.html", await _watch(item_id, asked, service))
+
+
+async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, Any]:
+    row = await to_thread.run_sync(service.item, item_id)
+    similar = service.search(schemas.SearchBody(like=item_id, limit=6))
+    hit = None
+    if asked.has_query and asked.like != item_id:
+        try:
+            body, more = asked.to_body()
+            alike, found = await asyncio.gather(similar, service.find(body, item_id, more))
+            hit = schemas.make_hit(found) if found else None
+        except GareError:
+            alike = await service.search(schemas.SearchBody(like=item_id, limit=6))
+    else:
+        alike = await similar
+    times = service.library.store.fetch([item_id], ["times"])
+    return {
+        "item": schemas.make_item(row),
+        "hit": hit,
+        "levels": heat_levels([hit] if hit else []),
+        "times": [float(time) for time in times["times"][0].as_py()] if len(times) else [],
+        "similar": alike.hits,
+        "asked": asked,
+        "back": address("/", asked.parameters()),
+    }
+
+
+# --- the library, settings, logging in ---------------------------------------------------------------------
+
+
+@router.get("/library")
+def library_page(request: Request, service: Shared) -> Response:
+    failures = sorted(service.library.failures(), key=lambda failure: (failure.kind, failure.path))
+    context = {
+        "num_items": len(service.library),
+        "folders": service.folders(),
+        "failures": failures[:_SHOWN_FAILURES],
+        "num_failures": len(failures),
+        "kinds": Counter(failure.kind for failure in failures).most_common(),
+        "hints": HINTS,
+        "job": next(iter(service.jobs.all()), None),
+        "uri": service.library.store.uri,
+    }
+    return render(request, "library.html", context)
+
+
+@router.get("/settings")
+def settings_page(request: Request, service: Shared) -> Response:
+    context = {
+        "info": get_info(service),
+        "options": service.options,
+        "is_ready": service.engine.is_ready,
+        "problem": service.engine.problem,
+    }
+    return render(request, "settings.html", context)
+
+
+@router.get("/login")
+def login_page(request: Request, next: str = "/") -> Response:
+    return render(request, "login.html", {"target": local_target(next), "wrong": False})
+
+
+@router.post("/login")
+async def log_in(
+    request: Request,
+    service: Shared,
+    token: Annotated[str, Form(max_length=500)],
+    next: Annotated[str, Form(max_length=2000)] = "/",
+) -> Response:
+    if not is_token(token.strip(), service.options):
+        await asyncio.sleep(0.5)
+        return render(request, "login.html", {"target": local_target(next), "wrong": True}, status=401)
+    response = RedirectResponse(local_target(next), 303)
+    response.set_cookie(
+        COOKIE,
+        session_value(service.options),
+        max_age=_WEEKS_S,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+@router.get("/favicon.ico")
+def favicon() -> Response:
+    from gare.serve.app import STATIC
+
+    return FileResponse(STATIC / "mark.svg", media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})

@@ -1,0 +1,102 @@
+"""Starting and ending the server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gare.errors import ServeError
+from gare.serve.options import ServeOptions
+from gare.serve.service import Service
+
+_KEEP_ALIVE_S = 15
+_GRACE_S = 10
+_HEADER_BYTES = 32 * 1024
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """Take the port, or say who may have it."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((options.host, options.port))
+    except OSError as error:
+        server.close()
+        raise ServeError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; another gare "
+            "serve may run there: stop it, or choose another --port (0 takes a free one)"
+        ) from None
+    server.set_inheritable(False)
+    return server
+
+
+def serve(
+    app: FastAPI, options: ServeOptions, bound: socket.socket, on_started: Callable[[], None] = lambda: None
+) -> None:
+    """Answer until Ctrl-C or SIGTERM; then finish what is in work."""
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        http=_protocol(options.idle_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        limit_concurrency=4 * options.max_requests,
+        backlog=512,
+    )
+    _Server(config, service, on_started).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: Service, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._on_started = service, on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # Followers of a job would otherwise be waited for.
+        with suppress(RuntimeError):  # the loop has ended already
+            asyncio.get_running_loop().call_soon_threadsafe(self._service.jobs.stop_following)
+
+
+def _protocol(header_seconds: float) -> type[H11Protocol]:
+    class ImpatientProtocol(H11Protocol):
+        """Closes connections whose first header does not come."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(header_seconds, self._close_if_silent)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._timer.cancel()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._timer.cancel()
+            self._timer = self.loop.call_later(_KEEP_ALIVE_S + header_seconds, self._close_if_silent)
+
+        def _close_if_silent(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return ImpatientProtocol

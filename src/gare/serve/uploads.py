@@ -1,0 +1,175 @@
+"""Pictures and clips to search with: taken in within limits, decoded in limited processes, kept for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+
+from gare.data.transforms import normalise
+from gare.data.workers import Limits, WorkerPool
+from gare.library.extract import Failure
+from gare.model import GARE
+from gare.serve.batching import Engine
+from gare.serve.decoding import Kind, Upload, decode_upload, sniff
+from gare.serve.metrics import Metrics
+from gare.serve.options import ServeOptions
+from gare.serve.problems import Problem
+from gare.types import VideoFeatures
+
+_KEPT = 64
+_MOST_FIELDS = 32
+_FIELD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class KeptUpload:
+    """What is left of an upload: its features, under a name that nobody can guess."""
+
+    id: str
+    kind: Kind
+    features: VideoFeatures
+
+
+class Uploads:
+    def __init__(self, engine: Engine, options: ServeOptions, metrics: Metrics) -> None:
+        self._engine, self._options, self._metrics = engine, options, metrics
+        self._kept: OrderedDict[str, KeptUpload] = OrderedDict()
+        self._by_client: Counter[str] = Counter()
+        self._num_busy = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="gare-uploads-"))
+        self._pools: asyncio.Queue[WorkerPool[Upload, np.ndarray | Failure]] = asyncio.Queue()
+        limits = Limits(
+            seconds=options.decode_seconds,
+            cpu_seconds=int(options.decode_seconds) + 1,
+            memory_bytes=options.decode_bytes,
+        )
+        self._all_pools = [
+            WorkerPool(decode_upload, 1, limits=limits) for _ in range(options.max_uploads)
+        ]  # each starts its process when it is first needed
+        for pool in self._all_pools:
+            self._pools.put_nowait(pool)
+
+    def close(self) -> None:
+        for pool in self._all_pools:
+            pool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def get(self, upload_id: str) -> KeptUpload:
+        if upload_id not in self._kept:
+            raise Problem(
+                410, "upload_gone", "the picture or clip you searched with is not kept any more; drop it again"
+            )
+        self._kept.move_to_end(upload_id)
+        return self._kept[upload_id]
+
+    @contextlib.asynccontextmanager
+    async def received(self, request: Request) -> AsyncIterator[tuple[KeptUpload, FormData]]:
+        """The upload of a request, decoded and encoded, and the other fields of its form."""
+        client = request.client.host if request.client else ""
+        if self._by_client[client] >= self._options.max_uploads_per_client:
+            self._metrics.refused.labels("uploads_per_client").inc()
+            raise Problem(429, "too_many_uploads", "wait for your last upload to finish", retry_after=2)
+        if self._num_busy >= 2 * self._options.max_uploads:
+            self._metrics.refused.labels("uploads").inc()
+            raise Problem(503, "busy", "too many uploads at once; try again in a few seconds", retry_after=3)
+        self._by_client[client] += 1
+        self._num_busy += 1
+        try:
+            async with request.form(max_files=1, max_fields=_MOST_FIELDS, max_part_size=_FIELD_BYTES) as form:
+                file = form.get("file")
+                if not isinstance(file, UploadFile):
+                    raise Problem(422, "no_file", "send one image or clip in the form field 'file'")
+                kept = await self._take_in(file)
+                yield kept, form
+        finally:
+            self._num_busy -= 1
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
+
+    async def _take_in(self, file: UploadFile) -> KeptUpload:
+        kind = sniff(await file.read(512))
+        if kind is None:
+            self._metrics.uploads.labels("refused").inc()
+            raise Problem(415, "not_media", "this is neither an image (JPEG, PNG, WebP, GIF, BMP) nor a video")
+        await file.seek(0)
+        path = self._folder / secrets.token_hex(8)
+        try:
+            await asyncio.to_thread(_copy, file, path)
+            pixels = await self._decode(Upload(str(path), kind, *await self._engine.call(self._wanted)))
+        finally:
+            path.unlink(missing_ok=True)
+        features = await self._engine.call(partial(encode_pixels, self._engine, pixels))
+        self._metrics.uploads.labels("taken").inc()
+        kept = KeptUpload(secrets.token_urlsafe(12), kind, features)
+        self._kept[kept.id] = kept
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return kept
+
+    def _wanted(self) -> tuple[int, int]:
+        model = self._engine.library.model
+        return model.config.num_frames, model.backbone.image_format.size
+
+    async def _decode(self, upload: Upload) -> np.ndarray:
+        pool = await self._pools.get()
+        try:
+            result = await asyncio.to_thread(_decode_in, pool, upload, self._options.decode_seconds)
+        finally:
+            self._pools.put_nowait(pool)
+        if isinstance(result, Failure):
+            self._metrics.uploads.labels("unreadable").inc()
+            raise Problem(422, "unreadable_upload", f"the file cannot be used: {result.message}")
+        return result
+
+
+def _copy(file: UploadFile, path: Path) -> None:
+    with open(path, "xb", opener=partial(os.open, mode=0o600)) as target:
+        shutil.copyfileobj(file.file, target, 2**20)
+
+
+def _decode_in(
+    pool: WorkerPool[Upload, np.ndarray | Failure], upload: Upload, seconds: float
+) -> np.ndarray | Failure:
+    """One upload through one process. The pool ends the process that is too slow, too large or crashed."""
+    pool.submit(upload)
+    result: np.ndarray | Failure | None = None
+    deadline = time.monotonic() + 4 * seconds + 120  # starting a process, too, has its limit in the pool
+    while time.monotonic() < deadline:
+        try:
+            event = pool.next_event(timeout=1.0)
+        except Exception as error:  # of the decoder
+            return Failure("unreadable", f"it cannot be read: {error}")
+        if event is None:
+            continue
+        if event.lost is not None:
+            return Failure(event.lost.kind, f"decoding was stopped: {event.lost}")
+        if event.result is not None:
+            result = event.result
+        if event.is_last:
+            break
+    return result if result is not None else Failure("unreadable", "it gave no frame")
+
+
+def encode_pixels(engine: Engine, pixels: np.ndarray) -> VideoFeatures:
+    model: GARE = engine.library.model
+    bytes_VFCHW = torch.from_numpy(pixels.copy()).to(model.device).permute(0, 3, 1, 2)[None]
+    format_ = model.backbone.image_format
+    mask_VF = torch.ones(1, len(pixels), dtype=torch.bool, device=model.device)
+    with torch.no_grad():
+        return model.video_features(normalise(bytes_VFCHW, format_.mean, format_.std), mask_VF)

@@ -1,0 +1,220 @@
+"""`gare analyze` and `gare train --probe` on eight real videos, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import Result
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from gare.cli.main import app
+from gare.errors import GareError
+from gare.train import RunConfig, train
+from toy_data import recipe, write_dataset
+
+
+def gare(*arguments: object) -> Result:
+    """In this process: a second of imports saved each time."""
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def config(manifest: Path, **changes: object) -> RunConfig:
+    return RunConfig.load(recipe(manifest, **changes))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A run with a probe, the same without, and a baseline."""
+    folder = tmp_path_factory.mktemp("analysis")
+    manifest = write_dataset(folder / "data")
+    train(config(manifest), folder / "probed", probe_every=2)
+    train(config(manifest), folder / "plain")
+    values = recipe(manifest)
+    values["model"]["increment"] = {"enabled": False}
+    train(RunConfig.load(values), folder / "baseline", probe_every=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(runs) -> Path:
+    table = Path(__file__).resolve().parents[2] / "experiments" / "results" / "core"
+    result = gare(
+        *("analyze", runs / "probed" / "last", "--data", runs / "data", "--frames", 3, "--split", "test"),
+        *("--baseline", runs / "baseline" / "last", "--run", runs / "probed", "--ablation", table),
+        *("--out", runs / "report"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(runs / "report" / "report.html")
+    return runs / "report"
+
+
+def test_a_probe_changes_no_weight(runs):
+    probed, plain = (load_file(runs / name / "last" / "model.safetensors") for name in ("probed", "plain"))
+    assert all(probed[name].equal(plain[name]) for name in plain)
+    assert not (runs / "plain" / "probe.jsonl").exists()
+
+
+def test_records_come_every_few_steps(runs):
+    records = [json.loads(line) for line in (runs / "probed" / "probe.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 2, 4]
+    assert {"angle_to_gap/positive", "step_error/negative", "term/kl"} <= records[-1].keys()
+    baseline = [json.loads(line) for line in (runs / "baseline" / "probe.jsonl").read_text().splitlines()]
+    assert len(baseline) == 6
+    assert "radius/positive" not in baseline[0]
+
+
+def test_resuming_drops_what_comes_again(runs, tmp_path):
+    """As after a kill: a record past the checkpoint, and half a line."""
+    manifest = runs / "data" / "manifest.csv"
+    train(config(manifest, epochs=1), tmp_path / "run", probe_every=1)
+    lines = (tmp_path / "run" / "probe.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
+    (tmp_path / "run" / "probe.jsonl").write_text("\n".join([*lines, '{"step": 9}', '{"step": 1']))
+    train(config(manifest, epochs=1), tmp_path / "run", resume=True, probe_every=1)
+    after = (tmp_path / "run" / "probe.jsonl").read_text().splitlines()
+    assert after == lines
+
+
+def test_numbers_pictures_and_report_are_there(report):
+    names = {path.name for path in (report / "numbers").iterdir()}
+    probes = ("tension", "geometry", "dynamics", "trust_region", "hard_negatives")
+    probes += ("coverage", "efficiency", "ablations", "bottleneck")
+    assert {f"{probe}.json" for probe in probes} <= names
+    tension = json.loads((report / "numbers" / "tension.json").read_text())["values"]
+    assert tension["model"]["autograd_difference"] < 1e-9
+    columns = parquet.read_table(report / "numbers" / "tension.model.parquet").column_names
+    assert {"positive_mean", "negative_variance", "delta_positive_mean"} <= set(columns)
+    for picture in (report / "figures").glob("*.pdf"):
+        assert picture.read_bytes().startswith(b"%PDF")
+        assert {picture.with_suffix(kind).exists() for kind in (".svg", ".png")} == {True}
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.ids |= {values["id"]} if "id" in values else set()
+        self.links += [values[name] for name in ("href", "src") if name in values]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_whole_and_needs_no_network(report):
+    page, text = Page(), (report / "report.html").read_text(encoding="utf-8")
+    page.feed(text)
+    assert page.open == []
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.ids
+        elif not link.startswith("data:"):
+            assert (report / link).is_file(), link
+    assert "http://" not in re.sub(r"data:[^\"]*", "", text)
+    assert "https://" not in re.sub(r"data:[^\"]*", "", text)
+    assert text.count("<figure") >= 20
+    assert "not measured" not in text
+
+
+def test_what_is_measured_is_kept_and_force_measures_again(runs, report):
+    arguments = ("analyze", runs / "probed" / "last", "--data", runs / "data", "--frames", 3, "--out", report)
+    both = ("--baseline", runs / "baseline" / "last", "--only", "tension", "--json")
+    again = gare(*arguments, *both)
+    assert "tension: kept from before" in again.stderr, again.stderr
+    values = json.loads(again.stdout)
+    assert values["numbers"].keys() == {"tension"}
+    assert {claim["probe"] for claim in values["claims"] if claim["holds"] is not None} == {"tension"}
+    forced = gare(*arguments, *both, "--force")
+    assert "kept from before" not in forced.stderr
+    assert json.loads(forced.stdout)["numbers"] == values["numbers"]
+
+
+def test_false_negatives_alone(runs, tmp_path):
+    result = gare(
+        *(
+            "analyze",
+            runs / "plain" / "last",
+            "--data",
+            runs / "data",
+            "--frames",
+            3,
+            "--out",
+            tmp_path / "out",
+        ),
+        "--false-negatives",
+    )
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1].startswith("# ")
+    assert not (tmp_path / "out" / "numbers" / "tension.json").exists()
+
+
+def test_a_baseline_by_itself_is_analysed_as_far_as_it_goes(runs, tmp_path):
+    result = gare(
+        *(
+            "analyze",
+            runs / "baseline" / "last",
+            "--data",
+            runs / "data",
+            "--frames",
+            3,
+            "--out",
+            tmp_path / "o",
+        ),
+        *("--only", "tension,geometry,bottleneck,dynamics", "--run", runs / "baseline"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "bottleneck: left out" in result.stderr
+    assert "holds:" not in result.stdout.replace("not measured", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--only", "tensions"), "no probe 'tensions'"),
+        (("--run", "nowhere", "--only", "dynamics"), "gare train … --probe"),
+        (("--ablation", "nowhere", "--only", "ablations"), "gare ablate"),
+        (("--split", "dev"), "dev"),
+        (("--baseline", "nowhere"), "not a folder"),
+    ],
+)
+def test_mistakes_get_one_line(runs, report, options, message):
+    result = gare(
+        *("analyze", runs / "probed" / "last", "--data", runs / "data", "--frames", 3, "--out", report),
+        *options,
+    )
+    assert isinstance(result.exception, GareError)
+    assert message in str(result.exception)
+
+
+def test_a_mistake_on_the_command_line_shows_no_traceback(runs):
+    command = [
+        sys.executable,
+        "-m",
+        "gare",
+        "analyze",
+        "nowhere",
+        "--data",
+        runs / "data",
+        "--out",
+        runs / "x",
+    ]
+    result = subprocess.run(
+        [*map(str, command), "--frames", "3"], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 1
+    assert "not a folder" in result.stderr
+    assert "Traceback" not in result.stderr

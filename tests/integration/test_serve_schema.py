@@ -1,0 +1,32 @@
+"""schemathesis reads the OpenAPI schema and tries to make the server fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from serve_library import make_served
+from serve_process import ServeProcess
+
+CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"
+
+
+def test_no_request_makes_the_server_fail(tmp_path):
+    served = make_served(tmp_path)
+    with ServeProcess(served.library) as server:
+        command = [
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"{server.url}/api/v1/openapi.json",
+            f"--checks={CHECKS}",
+            "--phases=examples,coverage,fuzzing",
+            "--max-examples=10",
+            "--max-time=20",
+            "--seed=1",
+        ]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        assert result.returncode == 0, result.stdout
+        assert "generated" in result.stdout
+        assert server.get("/api/v1/search?q=red").status == 200
+        assert "Traceback" not in server.log.read_text()

@@ -1,0 +1,356 @@
+"""Probes on cases small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from gare.analysis.ablations import read_ablation
+from gare.analysis.bottleneck import (
+    effective_dimension,
+    gather_moments,
+    kl_per_video,
+    logistic_regression,
+    match_information,
+)
+from gare.analysis.claims import judge_claims
+from gare.analysis.coverage import coverage_curve, depths_of_top
+from gare.analysis.dynamics import by_kind, describe_step, read_probe
+from gare.analysis.flops import PAPER_GFLOP, Transformer, clip_macs, count_flops, paper_table, psi_macs
+from gare.analysis.geometry import separability, shared_space
+from gare.analysis.gradients import DimensionStatistics, cancellation, increment_gradients, text_pulls
+from gare.analysis.measure_rest import curve_summary
+from gare.analysis.negatives import examples, false_negatives, forgiven_recall, hard_negatives
+from gare.analysis.pairs import PairVectors, pair_geometry, products_of
+from gare.analysis.probes import PROBES, choose_probes
+from gare.analysis.statistics import PairSpread, Spread, histograms
+from gare.analysis.store import Numbers, NumberStore
+from gare.analysis.timing import PeakMemory, measure_costs
+from gare.analysis.trust import compare_direction, compare_step
+from gare.errors import EvaluationError
+from gare.model import IncrementNet
+from gare.objective import kl_bottleneck
+from gare.theory.trust_region import uncoupled_step
+
+
+def vectors(own, other, increment=None, side="text"):
+    own, other = torch.tensor(own, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    increment = torch.zeros_like(own) if increment is None else torch.tensor(increment, dtype=torch.float64)
+    return PairVectors(own, other, increment, side)
+
+
+def test_pulls_cancel_when_both_videos_lie_in_one_direction():
+    """Two texts along x, both videos along y: every softmax is (½, ½), the pulls equal and opposite."""
+    pair = vectors([[[1, 0]] * 2] * 2, [[[0, 1]] * 2] * 2)
+    pulls = text_pulls(pair, temperature=1.0, direction="text_to_video")
+    # residual −½ towards y for the own video, +½ for the other; over N = 2 texts
+    torch.testing.assert_close(pulls.positive_TD, torch.tensor([[0, -0.25]] * 2, dtype=torch.float64))
+    torch.testing.assert_close(pulls.negative_TD, -pulls.positive_TD)
+    assert cancellation(pulls).tolist() == [0.0, 0.0]
+
+
+def test_pulls_agree_when_the_videos_are_opposite():
+    pair = vectors([[[1, 0]] * 2] * 2, [[[0, 1], [0, -1]]] * 2)
+    pulls = text_pulls(pair, temperature=1.0, direction="text_to_video")
+    torch.testing.assert_close(pulls.negative_TD, pulls.positive_TD)
+    assert cancellation(pulls).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_statistics_of_dimensions():
+    found = DimensionStatistics.of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+    assert found.mean_D.tolist() == [2.0, 0.0]
+    assert found.variance_D.tolist() == [1.0, 0.0]
+
+
+def test_geometry_of_one_pair():
+    """t = (3, 0), v = (0, 4), Delta = (0, −3): away from the video, at a right angle to t."""
+    found = pair_geometry(products_of(vectors([[[3, 0]]], [[[0, 4]]], [[[0, -3]]])))
+    assert found.plain_cosine.item() == 0
+    assert found.cosine.item() == pytest.approx(-math.sqrt(0.5))
+    assert (found.own_norm.item(), found.radius.item()) == (3, 3)
+    assert found.shifted_norm.item() == pytest.approx(math.sqrt(18))
+    assert found.distance.item() == pytest.approx(5)
+    assert found.shifted_distance.item() == pytest.approx(math.sqrt(9 + 49))
+    assert found.angle_to_own.item() == pytest.approx(90)
+    assert found.angle_to_gap.item() == pytest.approx(math.degrees(math.acos(-4 / 5)))
+
+
+def test_angles_without_an_increment_are_no_numbers():
+    found = pair_geometry(products_of(vectors([[[3, 0]]], [[[0, 4]]])))
+    assert math.isnan(found.angle_to_gap.item())
+    assert math.isnan(Spread.of(found.angle_to_gap).mean)
+
+
+def test_pair_spread_takes_the_diagonal_apart():
+    found = PairSpread.of(torch.tensor([[1.0, 10.0], [20.0, 3.0]]))
+    assert (found.positive.mean, found.negative.mean) == (2.0, 15.0)
+
+
+def test_histograms_share_bins_and_have_area_one():
+    table = histograms({"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([0.25, float("nan")])}, bins=4)
+    assert table["edge"].tolist() == [0, 0.25, 0.5, 0.75]
+    assert table["a"].tolist() == [2, 0, 0, 2]
+    assert table["b"].tolist() == [0, 4, 0, 0]
+
+
+def test_shared_space_of_two_opposite_groups():
+    """Texts at east, videos at west: distance 2, told apart perfectly, all of one kind in one place."""
+    left, right = torch.tensor([[1.0, 0.0]] * 10), torch.tensor([[-1.0, 0.0]] * 10)
+    found = shared_space(left, right)
+    assert found.alignment == 4
+    assert found.centroid_distance == 2
+    assert found.separability == 1
+    assert found.left_uniformity == pytest.approx(0)
+
+
+def test_vectors_of_one_cloud_are_not_told_apart():
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, 400, 4, generator=generator, dtype=torch.float64)
+    assert 0.4 < separability(left, right) < 0.6
+
+
+def test_coupled_step_of_an_update_along_the_gradient_has_no_error():
+    """One pair moves exactly against its gradient: the closed form must find that very step."""
+    generator = torch.Generator().manual_seed(1)
+    own, other, increment = torch.randn(3, 4, 4, 6, generator=generator, dtype=torch.float64)
+    before = PairVectors(own, other, 0.1 * increment)
+    gradient = increment_gradients(before, temperature=0.5)
+    unit = gradient / gradient.norm(dim=-1, keepdim=True)
+    found = compare_step(before, before.increment_TVD - 2.0 * unit, temperature=0.5)
+    assert found.feasible_TV.all()
+    torch.testing.assert_close(found.learned_TV, torch.full((4, 4), 2.0, dtype=torch.float64))
+    torch.testing.assert_close(found.analytic_TV, found.learned_TV)
+    assert found.error_TV.max() < 1e-9
+
+
+def test_uncoupled_steps_lower_the_loss_and_agree_with_themselves():
+    generator = torch.Generator().manual_seed(2)
+    own, other = torch.randn(2, 5, 5, 6, generator=generator, dtype=torch.float64)
+    plain = PairVectors(own, other, torch.zeros_like(own))
+    step = uncoupled_step(
+        increment_gradients(plain, temperature=0.5), torch.full((5, 5), 0.1, dtype=torch.float64)
+    )
+    found = compare_direction(PairVectors(own, other, step), temperature=0.5)
+    assert found.agreement_TV.min() > 1 - 1e-9
+    assert found.loss_learned == pytest.approx(found.loss_uncoupled)
+    assert found.loss_uncoupled < found.loss_plain
+    assert found.first_order <= 0
+
+
+def test_record_of_a_step():
+    before = vectors([[[1, 0]] * 2] * 2, [[[0, 1], [0, -1]]] * 2, [[[0, 1], [0, 2]], [[0, 2], [0, 1]]])
+    record = describe_step(before, before, temperature=1.0)
+    assert record["radius/positive"] == 1
+    assert record["radius/negative"] == 2
+    assert record["angle_to_own/positive"] == pytest.approx(90)
+    assert record["step_learned/positive"] == pytest.approx(0)
+    assert by_kind("x", torch.tensor([[1.0, float("nan")], [5.0, 3.0]])) == {
+        "x/positive": 2.0,
+        "x/negative": 5.0,
+    }
+
+
+def test_records_become_columns(tmp_path):
+    (tmp_path / "probe.jsonl").write_text('{"step": 0, "a": 1}\n{"step": 3}\n')
+    found = read_probe(tmp_path)
+    assert found["step"] == [0, 3]
+    assert found["a"][0] == 1
+    assert math.isnan(found["a"][1])
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "--probe"), ("", "empty"), ("[]\n", "line 1")])
+def test_records_that_are_not_there(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "probe.jsonl").write_text(content)
+    with pytest.raises(EvaluationError, match=message):
+        read_probe(tmp_path)
+
+
+def test_curve_that_falls_and_rises():
+    found = curve_summary(torch.tensor([90.0, 60.0, 80.0]))
+    assert found == {"start": 90, "end": 80, "lowest": 60, "lowest_at": 0.5, "highest": 90}
+
+
+def test_hard_negatives_follow_the_captions():
+    text = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    before = torch.tensor([[0.5, 0.6, 0.0], [0.4, 0.7, 0.0], [0.1, 0.2, 0.9]])
+    after = torch.tensor([[0.8, 0.6, 0.0], [0.4, 0.7, 0.0], [0.1, 0.2, 0.3]])
+    found = hard_negatives(before, after, text, num_neighbours=1)
+    assert found.neighbour_TK.flatten().tolist() == [1, 0, 1]
+    torch.testing.assert_close(found.margin_before_T, torch.tensor([-0.1, 0.3, 0.7]))
+    torch.testing.assert_close(found.margin_after_T, torch.tensor([0.2, 0.3, 0.1]))
+    assert examples(found)["most hurt"] == 2
+
+
+def test_a_twin_is_the_most_likely_false_negative():
+    generator = torch.Generator().manual_seed(0)
+    text, video = torch.randn(2, 6, 8, generator=generator)
+    text[4], video[4] = text[1] + 0.01, video[1] + 0.01
+    scores = torch.eye(6) + 0.01 * torch.randn(6, 6, generator=generator)
+    scores[1, 4], scores[4, 1] = 1.2, 0.9
+    found = false_negatives(scores, text, video)
+    assert (found.first[0], found.second[0], found.confused[0]) == (1, 4, True)
+    recall, forgiven = forgiven_recall(scores, found)
+    assert recall == pytest.approx(5 / 6)
+    assert forgiven == 1
+
+
+def test_coverage_by_hand():
+    plain = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+    full = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
+    assert depths_of_top(plain, full, top=2).tolist() == [[2, 4]]
+    curve = coverage_curve(torch.tensor([[2, 4]]), 4)
+    assert curve.coverage == [0, 0.5, 0.5, 1]
+    assert curve.needed_for_99 == 4
+
+
+def test_counted_operations_are_the_closed_forms(tiny_model):
+    """An image is 16 patches of 3·8·8 pixels to 16 numbers, then one 16×16 map."""
+    flops = count_flops(tiny_model, batch=4, frames=3)
+    assert flops["visual"] == 4 * 3 * 2 * (16 * 3 * 64 * 16 + 16 * 16)
+    assert flops["text"] == 4 * 2 * 16 * 16 * 16
+    assert flops["temporal"] == 4 * 2 * Transformer(width=16, layers=2).macs(tokens=3)
+
+
+def test_counted_operations_of_psi_are_the_closed_form():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    psi, mask = IncrementNet(16).eval(), torch.ones(5, 3, dtype=torch.bool)
+    with FlopCounterMode(display=False) as counter:
+        psi(torch.zeros(5, 4, 16), torch.zeros(5, 3, 16), mask)
+    assert counter.get_total_flops() == 2 * psi_macs(16, texts=4, videos=5, frames=3)
+
+
+def test_psi_by_hand():
+    """One text, one video, two frames, D = 3: four maps for the pair, two for each frame, two products."""
+    assert psi_macs(3, texts=1, videos=1, frames=2) == 4 * 9 + 2 * 2 * 9 + 2 * 2 * 3
+
+
+def test_where_the_paper_counts_what():
+    found = {row.module: row for row in paper_table()}
+    assert {name: row.nearest for name, row in found.items()} == {
+        "visual": "neither",
+        "temporal": "FLOP",
+        "psi": "FLOP",
+        "text": "MAC",
+    }
+    assert found["temporal"].gflop == pytest.approx(PAPER_GFLOP["temporal"], rel=1e-3)
+    assert found["psi"].gflop == pytest.approx(PAPER_GFLOP["psi"], rel=1e-3)
+    assert found["text"].gmac == pytest.approx(PAPER_GFLOP["text"], rel=1e-3)
+    assert clip_macs(batch=1, frames=1)["visual"] / 1e9 == pytest.approx(4.41, abs=0.005)
+
+
+def test_peak_memory_counts_what_lives_together():
+    with PeakMemory() as memory:
+        first = torch.zeros(1000, dtype=torch.float64)
+        second = first + 1
+        del first
+        third = second.view(10, 100)
+        del second
+        third + 1
+    assert memory.peak == 16_000
+
+
+def test_costs_have_a_time_and_a_peak():
+    costs = measure_costs({"a": lambda: torch.zeros(1000)}, torch.device("cpu"), rounds=2)
+    assert costs["a"].milliseconds > 0
+    assert costs["a"].peak_mb == pytest.approx(0.004)
+
+
+def test_kl_per_video_is_the_term_of_the_objective():
+    increment = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moments = gather_moments(lambda rows: increment[:4, rows], 4, torch.tensor([1, 2, 3, 0]), block=3)
+    expected = kl_bottleneck(increment[:4])
+    assert kl_per_video(moments.mean_VD, moments.std_VD).mean() == pytest.approx(float(expected))
+
+
+def test_moments_by_blocks_are_those_of_all_increments():
+    increment = torch.randn(5, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moments = gather_moments(lambda rows: increment[:, rows], 5, torch.tensor([1, 2, 3, 4, 0]), block=2)
+    flat = increment.flatten(0, 1)
+    torch.testing.assert_close(moments.covariance_DD, flat.T.cov(correction=0))
+    torch.testing.assert_close(moments.positive_TD, increment[range(5), range(5)])
+    torch.testing.assert_close(moments.negative_TD, increment[range(5), [1, 2, 3, 4, 0]])
+
+
+def test_effective_dimension_of_a_ball():
+    assert effective_dimension(torch.eye(7)) == pytest.approx(7)
+
+
+def test_match_information_of_a_label_and_of_noise():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, 200, 3, generator=generator)
+    assert match_information(noise[0], noise[1]) < 0.02
+    assert match_information(noise[0] + 20, noise[1] - 20) > 0.8
+
+
+def test_logistic_regression_finds_the_minimum():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    label = (x[:, 0] > 0).double()
+    weight = logistic_regression(x, label).requires_grad_()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(x @ weight, label, reduction="sum")
+    (slope,) = torch.autograd.grad(loss + 0.5 * 0.01 * 50 * weight @ weight, weight)
+    assert slope.abs().max() < 1e-8
+
+
+def ablation_table(names):
+    cell = {"mean": 0.5, "sd": 0.01, "low": 0.4, "high": 0.6, "p_value": None}
+    rows = [{"name": name, "seeds": [0], "text_to_video": {"recall_at_1": cell}} for name in names]
+    return {"title": "Sharpness", "provenance": "toy.", "rows": rows}
+
+
+def test_ablation_rows_with_numbers_are_put_in_order(tmp_path):
+    (tmp_path / "table.json").write_text(json.dumps(ablation_table(["alpha 2", "alpha 10", "alpha 0.5"])))
+    found = read_ablation(tmp_path)
+    assert [point.value for point in found.points] == [0.5, 2, 10]
+    assert found.reference == "alpha 2"
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "gare ablate"), ("{}", "not a table")])
+def test_ablation_that_is_not_there(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "table.json").write_text(content)
+    with pytest.raises(EvaluationError, match=message):
+        read_ablation(tmp_path)
+
+
+def test_numbers_come_back_and_only_for_their_fingerprint(tmp_path):
+    store = NumberStore(tmp_path)
+    numbers = Numbers.of({"x": torch.tensor(1.5), "y": float("nan")}, {"t": {"a": [1, 2], "b": ["p", "q"]}})
+    store.save("tension", "f1", numbers, 0.1)
+    assert store.load("tension", "f1") == Numbers(
+        {"x": 1.5, "y": None}, {"t": {"a": [1, 2], "b": ["p", "q"]}}
+    )
+    assert store.load("tension", "f2") is None
+    assert store.load("geometry", "f1") is None
+    (tmp_path / "tension.t.parquet").write_bytes(b"PAR1 damaged")
+    with pytest.raises(EvaluationError, match="--force"):
+        store.load("tension", "f1")
+
+
+def test_claims_say_what_is_missing():
+    claims = judge_claims({})
+    assert all(claim.holds is None and claim.measured.startswith("needs") for claim in claims)
+
+
+def test_claims_are_judged_by_their_numbers():
+    curve = {"start": 80.0, "end": 100.0, "lowest": 70.0, "lowest_at": 0.4, "highest": 100.0}
+    names = ("angle_to_gap/positive", "angle_to_gap/negative", "angle_to_own/positive")
+    values = {name: curve for name in names}
+    found = {claim.says: claim for claim in judge_claims({"dynamics": Numbers(values)})}
+    assert found["The angle between Δ and the gap becomes obtuse"].holds
+    assert found["The angle between Δ and t falls, then rises"].holds
+    rising = {name: {**curve, "lowest": 80.0, "end": 85.0} for name in names}
+    found = {claim.says: claim for claim in judge_claims({"dynamics": Numbers(rising)})}
+    assert found["The angle between Δ and the gap becomes obtuse"].verdict == "does not hold here"
+    assert found["The angle between Δ and t falls, then rises"].holds is False
+
+
+def test_probes_are_chosen_by_name():
+    assert [probe.name for probe in choose_probes("")] == list(PROBES)
+    with pytest.raises(EvaluationError, match="tension"):
+        choose_probes("tensions")
