@@ -228,6 +228,17 @@ def test_cached_features_train_as_pixels_do(manifest, tmp_path):
         torch.testing.assert_close(ours[name], tensor, atol=1e-6, rtol=1e-5)
 
 
+def test_preloaded_frames_train_the_same(manifest, tmp_path):
+    """The frames are of one colour each, so crops and resampling leave them as they are."""
+    settings = recipe(manifest, epochs=1)
+    for name, preload in (("loader", False), ("preloaded", True)):
+        settings["data"] = {**settings["data"], "augmentation": "light", "preload": preload}
+        train(RunConfig.load(settings), tmp_path / name, device=CPU)
+    ours, theirs = weights(tmp_path / "preloaded"), weights(tmp_path / "loader")
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-5)
+
+
 def test_caching_features_of_a_tower_that_learns_is_refused(manifest, tmp_path):
     settings = recipe(manifest)
     settings["data"] = {**settings["data"], "cache_features": True}

@@ -67,10 +67,10 @@ def psi_macs(dim: int, *, texts: int, videos: int, frames: int) -> int:
 
 def paper_table() -> list[Row]:
     notes = {
-        "visual": "7.60 a frame: neither the MACs (4.41) nor the FLOPs (8.82) of ViT-B/32 at 224 pixels.",
-        "temporal": "Four layers of width 512 on 12 frames, FLOPs.",
-        "psi": "FLOPs of the dense form on all 128 × 128 pairs, keys and values once a frame.",
-        "text": "12 layers of width 512 on 32 tokens, MACs: counted as FLOPs it is twice that.",
+        "visual": "neither: 7.60 a frame, where ViT-B/32 at 224 pixels has 4.41 MAC or 8.82 FLOP",
+        "temporal": "FLOPs: four layers of width 512 on 12 frames",
+        "psi": "FLOPs: the dense form on all 128 × 128 pairs, keys and values once a frame",
+        "text": "MACs: 12 layers of width 512 on 32 tokens; its FLOPs are twice that",
     }
     rows = []
     for module, macs in clip_macs().items():

@@ -80,6 +80,20 @@ def cancellation(pulls: Pulls) -> Tensor:
     return ratio_T
 
 
+def common_cancellation(pulls: Pulls) -> float:
+    """The same of the mean pulls: how much is left of what all texts of a batch are pulled by together.
+
+    This is what the paper's figure shows, where the mean of each dimension is drawn. It says nothing of the
+    single texts, whose own parts do not cancel as much.
+
+    >>> there, back = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[-1.0, 0.0], [-1.0, 0.0]])
+    >>> common_cancellation(Pulls(there, back))
+    0.0
+    """
+    means = (pulls.positive_TD.mean(dim=0, keepdim=True), pulls.negative_TD.mean(dim=0, keepdim=True))
+    return float(cancellation(Pulls(*means)))
+
+
 def opposition(pulls: Pulls) -> Tensor:
     """Cosine between the two pulls of each text: −1 when they point against each other."""
     return F.cosine_similarity(pulls.positive_TD, pulls.negative_TD, dim=-1)

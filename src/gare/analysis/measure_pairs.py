@@ -17,8 +17,10 @@ from gare.analysis.geometry import shared_space
 from gare.analysis.gradients import (
     DimensionStatistics,
     GradientNorms,
+    Pulls,
     autograd_difference,
     cancellation,
+    common_cancellation,
     increment_gradients,
     opposition,
     text_pulls,
@@ -78,7 +80,9 @@ def _tension(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
     table |= _columns("delta_positive", DimensionStatistics.of(torch.cat(on_positive)))
     moments = torch.stack(on_negative).mean(dim=0)
     table |= _columns("delta_negative", DimensionStatistics(moments[0], moments[1] - moments[0].square()))
-    values = {name: Spread.of(torch.cat(rows)) for name, rows in found.items()}
+    values: dict[str, Any] = {name: Spread.of(torch.cat(rows)) for name, rows in found.items()}
+    everything = Pulls(torch.cat(parts["positive"]), torch.cat(parts["negative"]))
+    values["common_cancellation"] = common_cancellation(everything)
     lengths = {f"{name}_norm": float(torch.cat(rows).norm(dim=-1).mean()) for name, rows in parts.items()}
     return {
         "label": view.label,
@@ -214,10 +218,11 @@ def _step_summary(steps: dict[str, Tensor]) -> dict[str, Any]:
     error = steps["step_error/positive"]
     error = error[error.isfinite()]
     quarter = max(1, len(error) // 4)
+    third = error[-2 * quarter : -quarter] if len(error) >= 2 * quarter else error
     descended = steps["loss_analytic"] <= steps["loss_before"]
     summary: dict[str, Any] = {
         "num_records": len(steps["step"]),
-        "error_first_quarter": float(error[:quarter].max()),
+        "error_third_quarter": float(third.mean()),
         "error_last_quarter": float(error[-quarter:].mean()),
         "error_largest": float(error.max()),
         "loss_descended": float(descended.double().mean()),

@@ -231,7 +231,8 @@ def _calls(subject: Subject, study: Study) -> dict[str, Any]:
 def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def measure_ablations(study: Study) -> Numbers:

@@ -82,13 +82,12 @@ def _efficiency(numbers: Numbers) -> str:
     values = numbers.values
     paper = table(
         f"CLIP ViT-B/32, batch {values['batch']} × {values['frames']} frames, 10⁹ operations",
-        ["module", "what the paper counted", "MAC", "FLOP", "paper"],
+        ["module", "the paper's number counts", "MAC", "FLOP", "paper"],
         [
             [
                 row["module"],
-                ("FLOPs" if row["nearest"] == "FLOP" else "MACs" if row["nearest"] == "MAC" else "neither")
-                + f". {row['note']}",
-                *(number(row[key], 2) for key in ("gmac", "gflop", "paper")),
+                row["note"],
+                *(f"{row[key]:,.2f}" for key in ("gmac", "gflop", "paper")),
             ]
             for row in values["paper"]
         ],

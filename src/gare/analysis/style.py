@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "axes.linewidth": 0.6,
     "axes.titlelocation": "left",
     "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-3, 4),
+    "axes.formatter.limits": (-6, 6),
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.3,

@@ -128,6 +128,9 @@ def _measure(
         searcher.text_probe([Term(sentence)])  # what it encodes is not near these videos, so `probe` is used
         searcher.search(probe, top=10, candidates=candidates)
 
+    for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
+        searcher.search(_probe(vector), top=10, candidates=candidates)
+    peak_memory_gb = _peak_memory_gb()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):
         sentence, probe = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", _probe(vector)
@@ -153,7 +156,7 @@ def _measure(
         dense_over_factored=statistics.median(times["dense_score"]) / statistics.median(times["score"]),
         recall=statistics.mean(shares),
         open_and_first_ms=first,
-        peak_memory_gb=_peak_memory_gb(),
+        peak_memory_gb=peak_memory_gb,
         **spreads,
     )
 
@@ -220,6 +223,6 @@ def _fill(store: Store, num_items: int, dim: int, frames: int, say: Say) -> None
 
 
 def _peak_memory_gb() -> float:
-    """Of this process, filling the library included."""
+    """Of this process so far, filling the library included."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from gare.cli.options import choose_device
 
@@ -65,15 +66,7 @@ def analyze(
     gallery = Gallery.open(source, split)  # type: ignore[arg-type]
     loaded = GARE.from_pretrained(model).to(place)
     other = GARE.from_pretrained(baseline).to(place) if baseline else None
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
-        tasks = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         study = open_study(
             loaded,
             gallery,
@@ -82,15 +75,9 @@ def analyze(
             run=run,
             ablations=ablation,
             num_workers=workers,
-            on_progress=show,
+            on_progress=_encoding(bar),
         )
-        task = bar.add_task("probes", total=len(probes))
-
-        def say(message: str) -> None:
-            bar.console.print(message, highlight=False, markup=False)
-            bar.advance(task)
-
-        analysis = analyse(study, probes, out, force=force, say=say)
+        analysis = analyse(study, probes, out, force=force, say=_probing(bar, len(probes)))
     name = "/".join(Path(model).parts[-2:])
     report = write_report(analysis, title=f"Analysis of {name} on {source.manifest.header.name}")
     if as_json:
@@ -99,6 +86,27 @@ def analyze(
         typer.echo(_suspects(analysis))
     else:
         typer.echo(_summary(analysis, report))
+
+
+def _encoding(bar: Progress) -> Callable[[str, int, int], None]:
+    tasks: dict[str, TaskID] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done)
+
+    return show
+
+
+def _probing(bar: Progress, total: int) -> Callable[[str], None]:
+    task = bar.add_task("probes", total=total)
+
+    def say(message: str) -> None:
+        bar.console.print(message, highlight=False, markup=False)
+        bar.advance(task)
+
+    return say
 
 
 def _summary(analysis: Analysis, report: Path) -> str:

@@ -100,14 +100,15 @@ class FrameSource:
             )
         return cls(manifest.without(absent), num_frames, sampling, caches, tuple(absent))
 
-    def read(self, video: Row, *, offset: float = 0.5) -> list[Image.Image]:
+    def read(self, video: Row, *, num_frames: int | None = None, offset: float = 0.5) -> list[Image.Image]:
+        num_frames = num_frames or self.num_frames
         for cache in self.caches:
             if video.video_id in cache:
-                return cache.read(video.video_id, self.num_frames, self.sampling, offset=offset)
+                return cache.read(video.video_id, num_frames, self.sampling, offset=offset)
         source = self.manifest.source(video)
         return read_frames(
             source,
-            self.num_frames,
+            num_frames,
             self.sampling,
             start=video.start,
             end=video.end,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -72,13 +72,29 @@ def _centre_crop(image: Image.Image, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
-def _crop_and_flip(images: Sequence[Image.Image], generator: torch.Generator) -> list[Image.Image]:
-    width, height = images[0].size
+class Crop(NamedTuple):
+    """A part of a picture, in pixels; perhaps to be mirrored."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    flip: bool = False
+
+
+def light_crop(width: int, height: int, generator: torch.Generator) -> Crop:
+    """Half the picture or more, about as wide as high, anywhere; mirrored half of the time."""
     area, log_ratio, x, y, flip = torch.rand(5, generator=generator).tolist()
     ratio = math.exp((2 * log_ratio - 1) * math.log(4 / 3))
     scale = math.sqrt(0.5 + 0.5 * area)
     crop_width = min(width, max(1, round(min(width, height) * scale * math.sqrt(ratio))))
     crop_height = min(height, max(1, round(min(width, height) * scale / math.sqrt(ratio))))
     left, top = round(x * (width - crop_width)), round(y * (height - crop_height))
-    crops = [image.crop((left, top, left + crop_width, top + crop_height)) for image in images]
-    return [crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for crop in crops] if flip < 0.5 else crops
+    return Crop(left, top, crop_width, crop_height, flip < 0.5)
+
+
+def _crop_and_flip(images: Sequence[Image.Image], generator: torch.Generator) -> list[Image.Image]:
+    crop = light_crop(*images[0].size, generator)
+    box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
+    crops = [image.crop(box) for image in images]
+    return [part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in crops] if crop.flip else crops

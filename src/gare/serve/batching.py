@@ -1,18 +1,21 @@
-"""Searches of many people, answered together by one thread that owns the model.
+"""Searches of many people, answered together.
 
 Nobody waits for a batch to fill: what came in while the last batch was computed is the next one. A single
-client is answered at once, and a crowd shares the encoder's work.
+client is answered at once; a crowd shares one call of the encoder, and all cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -66,7 +69,7 @@ class _Task:
 
 @dataclass
 class Engine:
-    """The thread. Everything that needs the model goes through it."""
+    """The thread that takes searches from the queue. Everything that needs the model goes through it."""
 
     library: Library
     options: ServeOptions
@@ -81,6 +84,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="gare-engine", daemon=True)
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="gare-search")
 
     @property
     def is_ready(self) -> bool:
@@ -95,6 +99,7 @@ class Engine:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def search(self, search: Search) -> list[SearchHit]:
         hits: list[SearchHit] = await self._submit(search)
@@ -168,9 +173,15 @@ class Engine:
             for task in batch:
                 task.finish(error=error)
             return
-        for task, search in zip(batch, searches, strict=True):
-            _finish(task, lambda search=search: self._search(search))  # type: ignore[misc]
+        if len(batch) == 1:
+            self._finish_search(batch[0])
+        else:
+            list(self._pool.map(self._finish_search, batch))
         self.metrics.search_seconds.observe(time.perf_counter() - started)
+
+    def _finish_search(self, task: _Task) -> None:
+        assert isinstance(task.work, Search)
+        _finish(task, partial(self._search, task.work))
 
     def _encode(self, searches: Sequence[Search]) -> None:
         """Every text of the batch that is new, in one call of the encoder."""
@@ -180,7 +191,8 @@ class Engine:
             features = self.library.model.encode_text(texts)
             for row, text in enumerate(texts):
                 self._texts[text] = _row(features, row)
-        for text in [text for text in self._texts if text not in wanted][: len(self._texts) - _CACHED_TEXTS]:
+        num_over = max(0, len(self._texts) - _CACHED_TEXTS)
+        for text in [text for text in self._texts if text not in wanted][:num_over]:
             del self._texts[text]
 
     def _search(self, search: Search) -> list[SearchHit]:

@@ -24,7 +24,7 @@ _HEADER_BYTES = 32 * 1024
 def bind(options: ServeOptions) -> socket.socket:
     """Take the port, or say who may have it."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
+    server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle on
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         server.bind((options.host, options.port))

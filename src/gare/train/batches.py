@@ -5,12 +5,13 @@ Shapes: T texts, V videos, F frames, E image features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from gare.data.loader import FrameSource, PairLoader, PairSampler
+from gare.data.preload import FramesOnDevice
 from gare.errors import ConfigError
 from gare.model import GARE
 from gare.train.config import RunConfig
@@ -62,6 +63,54 @@ class PixelBatches:
             )
 
 
+class PreloadedBatches:
+    """Frames lie decoded on the device; a step cuts its crops out of them."""
+
+    def __init__(
+        self,
+        model: GARE,
+        source: FrameSource,
+        config: RunConfig,
+        processes: Processes,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._model, self._device, self._data = model, processes.device, config.data
+        self._frames = FramesOnDevice(
+            source,
+            "train",
+            size=model.backbone.image_format.size,
+            device=processes.device,
+            num_workers=config.data.num_workers,
+            on_progress=on_progress,
+        )
+        self._captions, self._video_index = (
+            source.manifest.captions("train"),
+            source.manifest.video_index("train"),
+        )
+        self._sampler = make_sampler(self._video_index, config, processes)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
+        self._sampler.start_at(epoch, start)
+        for draws in self._sampler:
+            token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[d.row] for d in draws])
+            video = self._frames.batch(
+                [self._video_index[draw.row] for draw in draws],
+                draws,
+                self._data.augmentation,
+                draw_frames=self._data.draw_frames,
+            )
+            yield PairBatch(
+                token_ids_TW.to(self._device, non_blocking=True),
+                mask_TW.to(self._device, non_blocking=True),
+                video.pixels_VFCHW,
+                video.mask_VF,
+                video.video_index,
+            )
+
+
 class FeatureBatches:
     """The image tower has seen every frame already; a step only looks its features up."""
 
@@ -81,14 +130,7 @@ class FeatureBatches:
         self._features_VFE, self._mask_VF = features.of("train")
         self._captions = source.manifest.captions("train")
         self._video_index = torch.tensor(source.manifest.video_index("train"))
-        self._sampler = PairSampler(
-            self._video_index.tolist(),
-            batch_size=config.batch_size,
-            seed=config.seed,
-            caption_choice=config.data.caption_choice,
-            rank=processes.rank,
-            world_size=processes.world_size,
-        )
+        self._sampler = make_sampler(self._video_index.tolist(), config, processes)
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -106,3 +148,14 @@ class FeatureBatches:
                 self._mask_VF[video_index],
                 video_index,
             )
+
+
+def make_sampler(video_index: Sequence[int], config: RunConfig, processes: Processes) -> PairSampler:
+    return PairSampler(
+        video_index,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        caption_choice=config.data.caption_choice,
+        rank=processes.rank,
+        world_size=processes.world_size,
+    )

@@ -39,6 +39,9 @@ class DataConfig(Settings):
     num_workers: NonNegativeInt = 0
     allow_missing: bool = False
     """Train and evaluate on the videos there are; the number missing is in every result."""
+    preload: bool = False
+    """Decode every training frame once and keep it on the device, where crops are cut: for images, and videos
+    given as frames, that fit there."""
     cache_features: bool = False
     """Run the frozen image tower once over all frames and train on what it saw; no augmentation then."""
 
@@ -48,6 +51,11 @@ class DataConfig(Settings):
             raise ConfigError(
                 "data.draw_frames needs sampling = 'uniform' and cache_features = false: frames of a fixed "
                 "grid, and features computed once, cannot vary"
+            )
+        if self.preload and (self.augmentation == "randaugment" or self.cache_features):
+            raise ConfigError(
+                "data.preload goes with augmentation = 'off' or 'light' and cache_features = false: the "
+                "device cuts out and mirrors, no more"
             )
 
 

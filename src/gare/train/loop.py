@@ -25,7 +25,7 @@ from gare.evaluate.similarity import score_split
 from gare.model import GARE
 from gare.model.files import TOKENIZER_FOLDER, load_state
 from gare.objective import Loss
-from gare.train.batches import Batches, FeatureBatches, PixelBatches
+from gare.train.batches import Batches, FeatureBatches, PixelBatches, PreloadedBatches
 from gare.train.config import RunConfig
 from gare.train.distributed import Processes, join, leave
 from gare.train.features import FrozenFeatures
@@ -67,11 +67,13 @@ def train(
 
     with RunLog(folder, progress.step, enabled=processes.is_main) as log:
         features = frozen_features(model, source, config, on_progress=log.caching)
-        batches: Batches = (
-            PixelBatches(model, source, config, processes)
-            if features is None
-            else FeatureBatches(model, source, config, processes, features)
-        )
+        batches: Batches
+        if features is not None:
+            batches = FeatureBatches(model, source, config, processes, features)
+        elif config.data.preload:
+            batches = PreloadedBatches(model, source, config, processes, log.caching)
+        else:
+            batches = PixelBatches(model, source, config, processes)
         num_steps = config.epochs * len(batches)
         encode = make_encode(model, autocast=config.precision == "bfloat16")
         probe = None

@@ -57,9 +57,9 @@ class RunLog:
         self._console.print(message)
 
     def caching(self, done: int, total: int) -> None:
-        """Progress of the image tower over all frames, when features are cached."""
+        """Progress over all videos before the first step: decoding, or the frozen image tower."""
         if self._task is None:
-            self._task = self._bar.add_task("image features", total=total)
+            self._task = self._bar.add_task("preparing", total=total)
         self._bar.update(self._task, completed=done)
 
     def start(self, num_steps: int, step: int, *, missing: int) -> None:

@@ -48,7 +48,8 @@ def _text_caption(found: dict[str, Any]) -> str:
         f"{number(found['positive_norm'], 4)}) and that of the negatives "
         f"({number(found['negative_norm'], 4)}) have a cosine of {spread(found['opposition'])}. What is "
         f"left has length {number(found['sum_norm'], 4)}; |sum| / (|positive| + |negative|) is "
-        f"{spread(found['cancellation'])}."
+        f"{spread(found['cancellation'])} for single texts, and {number(found['common_cancellation'])} for "
+        "the mean pulls that are drawn."
     )
 
 
@@ -72,6 +73,7 @@ def _dimensions(figure: Any, table: dict[str, list[Any]], labels: dict[str, str]
     mean.set_ylabel("mean")
     variance.set_ylabel("variance")
     variance.set_yscale("log")
+    variance.yaxis.set_minor_formatter("")
     variance.set_xlabel("dimension (sorted)")
     legend_above(mean, columns=len(labels))
 

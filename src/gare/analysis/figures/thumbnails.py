@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gare.analysis.figures.text import clip, number, percent
+from gare.analysis.figures.text import clip, percent
 from gare.analysis.measure_rest import thumbnail_name
 from gare.analysis.store import Numbers
 from gare.analysis.style import BLUE, GREY, VERMILION, Picture
@@ -20,23 +20,22 @@ def example_picture(examples: dict[str, Any], thumbnails: Path) -> Picture:
     rows = list(examples.items())
 
     def draw(figure: Any) -> None:
-        columns = max(len(example["videos"]) for _, example in rows)
-        grid = figure.subplots(len(rows), columns, squeeze=False)
-        for line, (kind, example) in zip(grid, rows, strict=True):
-            for place, axes in enumerate(line):
+        for part, (kind, example) in zip(
+            figure.subfigures(len(rows), 1, squeeze=False).flat, rows, strict=True
+        ):
+            part.suptitle(clip(f"{kind}: “{example['caption']}”", 105), x=0.012, ha="left", fontsize=8)
+            for place, axes in enumerate(part.subplots(1, len(example["videos"]), squeeze=False).flat):
                 _blank(axes)
-                if place < len(example["videos"]):
-                    _cell(axes, example, place, thumbnails)
-            line[0].set_title(clip(f"{kind}: “{example['caption']}”", 105), fontsize=7.5)
+                _cell(axes, example, place, thumbnails)
 
     return Picture(
         "hard-negatives",
         "Three texts with their own video (first, blue frame) and the videos with the closest captions: "
         "where the increment helped the own video most against them, the median text, and where it hurt "
-        "most. Below each frame: score without → with the increment; red where the video scores above the "
-        "own one.",
+        "most. Below each frame: score without → with the increment; orange where the video scores above "
+        "the own one.",
         draw,
-        (WIDTH, 1.45 * len(rows)),
+        (WIDTH, 1.25 * len(rows)),
         wide=True,
     )
 
@@ -46,7 +45,7 @@ def _cell(axes: Any, example: dict[str, Any], place: int, thumbnails: Path) -> N
     before, after = example["before"], example["after"]
     wrong = place > 0 and after[place] >= after[0]
     axes.set_xlabel(
-        f"{number(before[place], 2)} → {number(after[place], 2)}",
+        f"{before[place]:.2f} → {after[place]:.2f}".replace("-", "−"),
         fontsize=7,
         color=VERMILION if wrong else "black",
         labelpad=2,

@@ -11,7 +11,8 @@ const PAUSE_MS = 160;
 const SETTLED_MS = 1200;
 let running = null;
 let timer = 0;
-let settled = 0;
+let settling = 0;
+let isSettled = false;
 
 // --- the address --------------------------------------------------------------------------------------------
 
@@ -49,7 +50,11 @@ async function search({ push = false, remember = true } = {}) {
   const mine = (running = new AbortController());
   const wanted = parameters();
   const address = wanted.size ? `/?${wanted}` : "/";
-  if (remember) show(address, { push });
+  if (remember) show(address, { push: push || isSettled });
+  isSettled = push;
+  clearTimeout(settling);
+  // What stood still for a moment is worth a step in the history.
+  settling = setTimeout(() => { isSettled = true; }, SETTLED_MS);
   countFilters();
   const hasQuery = Boolean(wanted.get("q")?.trim() || wanted.get("like") || wanted.get("upload"));
   document.body.classList.toggle("searching", hasQuery);
@@ -85,12 +90,9 @@ function busy(is) {
 query.addEventListener("input", () => {
   if (query.value && (form.elements.like.value || form.elements.upload.value)) clearQueryMedia();
   clearTimeout(timer);
-  clearTimeout(settled);
   timer = setTimeout(() => search(), PAUSE_MS);
-  // What stood still for a moment is worth a step in the history.
-  settled = setTimeout(() => history.pushState({}, "", location.href), SETTLED_MS);
 });
-form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(settled); search({ push: true }); });
+form.addEventListener("submit", (event) => { event.preventDefault(); search({ push: true }); });
 $("#filters").addEventListener("change", () => search({ push: true }));
 addEventListener("popstate", () => {
   if (location.pathname.startsWith("/watch/")) return openPlayer(location.pathname.split("/")[2], { remember: false });
