@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## set up, then show the main job end to end
+demo: $(READY) ## set up, make a sample library, search it, serve the page until Ctrl-C
 	$(BIN)/gare demo
 
 test: check ## set up, then lint, types and every test

@@ -1,4 +1,4 @@
-"""A server with options that are not for the command line: `python serve_driver.py LIBRARY OPTIONS_AS_JSON`."""
+"""A server with options that are not for the command line: `python serve_driver.py LIBRARY OPTIONS`."""
 
 from __future__ import annotations
 

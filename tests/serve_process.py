@@ -89,14 +89,19 @@ class ServeProcess:
             return Answer(error.code, _lower(error.headers), error.read())
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self.ask("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return self.ask(
+            "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
 
     def post(self, path: str, value: Any) -> Answer:
         return self.ask("POST", path, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def upload(self, content: bytes, name: str = "file.bin", **fields: str) -> Answer:
         mark = "gare-test-boundary"
-        parts = [f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n' for key, value in fields.items()]
+        parts = [
+            f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
+            for key, value in fields.items()
+        ]
         parts.append(
             f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
             "Content-Type: application/octet-stream\r\n\r\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gare
+from clips import steady, write_video
 
 GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
 
@@ -52,6 +53,33 @@ def test_bench_train_prints_its_reference():
     assert numbers["tflop_per_step"] > 0
 
 
+def test_bench_search_times_every_stage(tmp_path):
+    command = (
+        f"bench search --items 300 --dim 16 --frames 3 --candidates 20 --queries 10 --folder {tmp_path / 'x'}"
+    )
+    result = run(*command.split(), "--json")
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    stages = ("search", "encode", "stage1", "fetch", "score", "plain_search", "dense_score")
+    assert all(0 < numbers[stage]["p50"] <= numbers[stage]["p95"] for stage in stages)
+    assert (numbers["num_items"], numbers["recall"]) == (300, 1.0)
+    again = run(*command.split())  # the library is there already
+    assert "words to hits" in again.stdout
+    assert "making" not in again.stderr
+
+
+def test_bench_index_and_encode(tmp_path):
+    write_video(tmp_path / "a.mp4", steady(2))
+    write_video(tmp_path / "b.mp4", steady(3))
+    numbers = json.loads(run("bench", "index", str(tmp_path), "--json").stdout)
+    assert (numbers["num_files"], numbers["num_items"]) == (2, 2)
+    assert numbers["over_parts"] == pytest.approx(
+        numbers["index_s"] / (numbers["decode_s"] + numbers["encode_s"])
+    )
+    numbers = json.loads(run("bench", "encode", "--frames", "2", "--json").stdout)
+    assert numbers["videos_per_second"] == pytest.approx(1000 / numbers["video_ms"])
+
+
 def test_bench_scoring_prints_a_table():
     result = run(*["bench", "scoring", "--texts", "2", "--videos", "3", "--dim", "16"])
     assert result.returncode == 0, result.stderr
@@ -78,10 +106,3 @@ def test_misuse_is_explained_and_exits_with_2(arguments, message):
 
 def test_version():
     assert run("--version").stdout == f"{gare.__version__}\n"
-
-
-def test_demo_trains_and_agrees():
-    result = run("demo")
-    assert result.returncode == 0, result.stderr
-    assert "8 of 8 captions find their clip" in result.stdout
-    assert "Factored scoring gives the same numbers" in result.stdout

@@ -46,7 +46,9 @@ def test_search_gives_what_the_library_gives(server, library):
     assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
     assert hits[0]["score"] == pytest.approx(expected[0].score, abs=1e-5)
     assert hits[0]["moment"] == expected[0].moment
-    assert [frame["weight"] for frame in hits[0]["frames"]] == pytest.approx(expected[0].frame_weights, abs=1e-5)
+    assert [frame["weight"] for frame in hits[0]["frames"]] == pytest.approx(
+        expected[0].frame_weights, abs=1e-5
+    )
     assert hits[0]["explanation"]["plain_rank"] == expected[0].explanation.plain_rank
     assert answer.headers["x-gare-version"] == __version__
 
@@ -222,7 +224,9 @@ def test_openapi_names_the_error_and_has_examples(server):
     schema = server.get("/api/v1/openapi.json").json()
     assert "Error" in schema["components"]["schemas"]
     assert schema["components"]["schemas"]["SearchBody"]["examples"]
-    assert {"/api/v1/search", "/api/v1/items/{item_id}/video", "/api/v1/jobs/{job_id}/events"} <= schema["paths"].keys()
+    assert {"/api/v1/search", "/api/v1/items/{item_id}/video", "/api/v1/jobs/{job_id}/events"} <= schema[
+        "paths"
+    ].keys()
 
 
 def test_info_health_and_metrics(server, served):
@@ -251,5 +255,7 @@ def test_a_taken_port_is_named(server, served):
 
 
 def test_importing_the_server_does_no_work():
-    code = "import gare.serve.app, gare.cli.serve, sys; assert 'av' not in sys.modules and 'lance' not in sys.modules"
+    code = (
+        "import gare.serve.app, gare.cli.serve, sys; assert not {'av', 'lance', 'mcp'} & sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parent)

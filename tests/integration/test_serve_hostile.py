@@ -8,14 +8,13 @@ import random
 import socket
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Iterator
 
 import pytest
 from PIL import Image
 
-from serve_library import Served, make_served
+from serve_library import Served
 from serve_process import ServeProcess
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -89,7 +88,9 @@ def test_every_answer_says_what_a_browser_may_do(server):
 
 
 def test_what_is_typed_is_text(server):
-    page = server.get("/?q=%3Cscript%3Ealert(1)%3C/script%3E&not=%22%3E%3Cb%3E&folder=%3Ci%3E").content.decode()
+    page = server.get(
+        "/?q=%3Cscript%3Ealert(1)%3C/script%3E&not=%22%3E%3Cb%3E&folder=%3Ci%3E"
+    ).content.decode()
     assert "<script>alert" not in page
     assert "<b>" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -113,11 +114,17 @@ TRAVERSALS = (
 @pytest.mark.parametrize("path", TRAVERSALS)
 def test_no_parameter_is_a_path(server, path):
     quoted = path.replace("/", "%2f")
-    places = [f"/api/v1/items/{part}{end}" for part in (path, quoted) for end in ("", "/video", "/thumbnail", "/strip")]
+    places = [
+        f"/api/v1/items/{part}{end}"
+        for part in (path, quoted)
+        for end in ("", "/video", "/thumbnail", "/strip")
+    ]
     places += [f"/static/{path}", f"/static/{quoted}", f"/watch/{path}", f"/{path}", f"/api/v1/jobs/{quoted}"]
     places += [f"/api/v1/jobs/{quoted}/events"]
     for place in places:
-        answer = _raw(server, f"GET {place} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = _raw(
+            server, f"GET {place} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         status = int(answer.split(b" ", 2)[1])
         assert status in (400, 404, 422), (place, answer[:300])
         assert b"root:" not in answer
@@ -179,7 +186,9 @@ def _png_bomb() -> bytes:
     """A few kilobytes that say they are 30,000 × 30,000 pixels."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
     content = zlib.compress(bytes(2_000_000))
@@ -193,7 +202,10 @@ def test_what_is_no_form_is_refused(server):
     assert server.ask("POST", "/api/v1/search/upload", no_file, form).status == 422
     for broken in (b"", b"--b", b"--b\r\nnonsense", b"\x00" * 100):
         assert server.ask("POST", "/api/v1/search/upload", broken, form).status in (400, 422)
-    assert server.ask("POST", "/api/v1/search/upload", b"x", {"Content-Type": "multipart/form-data"}).status == 400
+    assert (
+        server.ask("POST", "/api/v1/search/upload", b"x", {"Content-Type": "multipart/form-data"}).status
+        == 400
+    )
     two = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n' * 2 + b"--b--\r\n"
     assert server.ask("POST", "/api/v1/search/upload", two, form).status in (400, 415)
 
@@ -203,8 +215,13 @@ def test_large_bodies_are_cut_off(server):
     assert _status_of(server, "/api/v1/search", 2**20) == 413
     assert server.post("/api/v1/search", {"query": "x" * 100_000}).status == 413
     assert server.get("/api/v1/search?q=" + "x" * 40_000).status in (400, 422)
-    chunked = b"POST /api/v1/search HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
-    assert b" 413 " in _raw(server, chunked + b"8000\r\n" + b"x" * 0x8000 + b"\r\n" + b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+    chunked = (
+        b"POST /api/v1/search HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Type: application/json\r\n\r\n"
+    )
+    assert b" 413 " in _raw(
+        server, chunked + b"8000\r\n" + b"x" * 0x8000 + b"\r\n" + b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    )
     assert is_alive(server)
 
 

@@ -8,8 +8,9 @@ from PIL import Image
 from torch import nn
 
 from gare import GARE, GareConfig
+from gare.model.backbones import minilm
 from gare.model.backbones.efficientnet import EfficientNetLite0
-from gare.model.backbones.mini import MINILM, _minilm_folder
+from gare.model.backbones.mini import _minilm_folder
 
 CONFIG = {"backbone": {"family": "mini", "image_size": 96}, "temporal": {"num_layers": 1}}
 
@@ -62,7 +63,7 @@ def test_the_text_tower_is_minilm(model):
     assert torch.equal(ids, encoded["input_ids"])
     assert torch.equal(mask, encoded["attention_mask"].bool())
     expected = reference(**encoded).last_hidden_state
-    actual = model.backbone.text(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    actual = model.backbone.text(ids, mask.bool())
     torch.testing.assert_close(actual[mask], expected[mask], atol=1e-5, rtol=1e-4)
     weights = mask[..., None].float()
     sentence = nn.functional.normalize((actual * weights).sum(1) / weights.sum(1), dim=-1)
@@ -119,6 +120,28 @@ def test_the_architecture_is_the_one_of_the_package():
     import json
 
     theirs = json.loads((_minilm_folder() / "config.json").read_text())
-    assert {name: theirs[name] for name in MINILM if "dropout" not in name} == {
-        name: value for name, value in MINILM.items() if "dropout" not in name
+    ours = {
+        "hidden_size": minilm.WIDTH,
+        "intermediate_size": minilm.HIDDEN,
+        "num_hidden_layers": minilm.NUM_LAYERS,
+        "num_attention_heads": minilm.NUM_HEADS,
+        "max_position_embeddings": minilm.MAX_WORDS,
+        "vocab_size": minilm.VOCABULARY,
+        "layer_norm_eps": minilm.EPS,
+        "hidden_act": "gelu",
     }
+    assert {name: theirs[name] for name in ours} == ours
+
+
+def test_checkpointed_layers_give_the_same_gradients(model):
+    tower = minilm.MiniLM()
+    token_ids = torch.randint(1, 400, (2, 6))
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    gradients = []
+    for enable in (False, True):
+        if enable:
+            tower.gradient_checkpointing_enable()
+        tower.zero_grad()
+        tower(token_ids, mask)[mask].square().sum().backward()
+        gradients.append(tower.encoder.layer[0].output.dense.weight.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])

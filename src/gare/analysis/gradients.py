@@ -83,8 +83,8 @@ def cancellation(pulls: Pulls) -> Tensor:
 def common_cancellation(pulls: Pulls) -> float:
     """The same of the mean pulls: how much is left of what all texts of a batch are pulled by together.
 
-    This is what the paper's figure shows, where the mean of each dimension is drawn. It says nothing of the
-    single texts, whose own parts do not cancel as much.
+    This belongs to a figure that draws the mean of each dimension. It says nothing of single texts, whose own
+    parts need not cancel.
 
     >>> there, back = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[-1.0, 0.0], [-1.0, 0.0]])
     >>> common_cancellation(Pulls(there, back))

@@ -222,6 +222,7 @@ def _step_summary(steps: dict[str, Tensor]) -> dict[str, Any]:
     descended = steps["loss_analytic"] <= steps["loss_before"]
     summary: dict[str, Any] = {
         "num_records": len(steps["step"]),
+        "error_first_quarter": float(error[:quarter].max()),
         "error_third_quarter": float(third.mean()),
         "error_last_quarter": float(error[-quarter:].mean()),
         "error_largest": float(error.max()),
@@ -239,15 +240,17 @@ def measure_bottleneck(study: Study) -> Numbers:
     subject, size = study.subject, min(len(study.subject.video), MOST_VIDEOS)
     generator = torch.Generator().manual_seed(0)
     offset = torch.randint(1, max(2, size), (size,), generator=generator)
+    negative_of = (torch.arange(size) + offset) % size
     moments = gather_moments(
-        lambda rows: increments(subject.model, subject.text[:size], subject.video[rows]),
-        size,
-        (torch.arange(size) + offset) % size,
+        lambda rows: increments(subject.model, subject.text[:size], subject.video[rows]), size, negative_of
     )
     kl_V = kl_per_video(moments.mean_VD, moments.std_VD)
     radius = subject.geometry.radius[:size, :size]
     bits = {
         "increment": match_information(moments.positive_TD, moments.negative_TD),
+        "text_part": match_information(
+            moments.positive_TD - moments.mean_VD, moments.negative_TD - moments.mean_VD[negative_of]
+        ),
         "radius": match_information(
             moments.positive_TD.norm(dim=-1, keepdim=True), moments.negative_TD.norm(dim=-1, keepdim=True)
         ),

@@ -225,3 +225,31 @@ def index(
         f"{result.encode_s:.1f} s, index {result.index_s:.1f} s ({result.over_parts:.2f} of both), "
         f"{result.files_per_second:.1f} files/s; again, unchanged: {1000 * result.unchanged_s:.0f} ms"
     )
+
+
+@app.command()
+def encode(
+    model: str = typer.Option("gare-mini", help="gare-mini, a folder or a hub id."),
+    frames: int = typer.Option(12, min=1, help="Frames a video."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+) -> None:
+    """Time loading a model and encoding texts and videos with it.
+
+    Examples:
+
+        gare bench encode
+
+        gare bench encode --model runs/mine/best --device cuda --json
+    """
+    from gare.bench.encode import benchmark_encode
+
+    result = benchmark_encode(model, frames=frames, device=choose_device(device))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    typer.echo(
+        f"{result.model} on {result.device}: loaded in {result.load_s:.2f} s; a text {result.text_ms:.1f} ms "
+        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.0f} ms "
+        f"({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
+    )

@@ -1,65 +1,91 @@
-"""`gare demo`: the most convincing thing that exists so far, end to end."""
+"""`gare demo`: a library made on the spot, indexed, searched and served."""
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from gare.bench.scoring import benchmark_scoring
-from gare.cli.bench import scoring_table
-from gare.config import GareConfig, ObjectiveConfig
-from gare.model import GARE
-from gare.objective import training_loss
+from gare.cli.options import choose_device
+
+if TYPE_CHECKING:
+    from gare.library.library import Library
+
+_out = Console(highlight=False, soft_wrap=True)
 
 
-def demo() -> None:
-    """Build a small model, train it for a moment, save and reload it, and score it both ways.
+def demo(
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep the sample videos and their library here; default: forget them.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A model folder or hub id; default: gare-mini.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the searches; serve nothing.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Make sample videos, index them, search them three times and serve the page until Ctrl-C.
 
-    Example:
-
-        gare demo
+    \b
+    gare demo
+    gare demo --folder ~/gare-sample --port 9000
     """
-    out = Console()
-    torch.manual_seed(0)
-    model = GARE(GareConfig.load({"backbone": {"family": "tiny", "dim": 32}, "increment": {"dropout": 0.0}}))
-    texts = [f"a scene lit by colour number {i}" for i in range(8)]
-    pixels = torch.rand(8, 1, 3, 1, 1).expand(8, 4, 3, 32, 32) * 2 - 1
-    mask = torch.ones(8, 4, dtype=torch.bool)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    token_ids, token_mask = model.backbone.tokenize(texts)
+    from gare.library.library import DEFAULT_MODEL, Library
+    from gare.library.sample import EXAMPLES, make_sample
 
-    out.print("[bold]1.[/] A small GARE (random towers), trained on eight captions with the full objective")
-    for step in range(61):
-        pairs = model.score_pairs(
-            model.text_features(token_ids, token_mask), model.video_features(pixels, mask)
-        )
-        loss = training_loss(pairs, model.logit_scale, ObjectiveConfig())
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-        if step % 20 == 0:
-            right = (pairs.scores_TV.argmax(dim=1) == torch.arange(8)).sum().item()
-            terms = "  ".join(f"{name} {term.item():.3f}" for name, term in loss.terms.items())
-            out.print(f"   step {step:3d}   {right} of 8 captions find their clip   {terms}")
+    with _kept(folder) as place:
+        started = time.monotonic()
+        _out.print(f"[bold]1.[/] Sample videos in {escape(str(place))}")
+        paths = make_sample(place)
+        _out.print(f"   {len(paths)} mp4 files ({time.monotonic() - started:.0f} s)")
+        _out.print(f"[bold]2.[/] Index with {escape(model or DEFAULT_MODEL)}")
+        with Library.open(
+            place / ".gare", model=model or DEFAULT_MODEL, device=choose_device(device)
+        ) as library:
+            report = library.index(place)
+            _out.print(f"   {report.new} new, {report.unchanged} unchanged ({report.seconds:.0f} s)")
+            _out.print("[bold]3.[/] Search")
+            for query in EXAMPLES:
+                _search(library, query, place)
+            if not once:
+                _serve(library, model, port)
 
-    out.print("[bold]2.[/] Saved, loaded again, and scored both ways")
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        model = GARE.from_pretrained(folder)
-    with torch.no_grad():
-        text, video = model.encode_text(texts), model.video_features(pixels, mask)
-        difference = (model.score(text, video, method="dense") - model.score(text, video)).abs().max().item()
-    out.print(f"   largest difference between dense and factored scores: {difference:.1e}")
 
-    out.print("[bold]3.[/] The same at the size of CLIP ViT-B/32")
-    result = benchmark_scoring(
-        texts=64, videos=1000, frames=12, dim=512, dtype=torch.float32, device=torch.device("cpu")
+def _search(library: Library, query: str, place: Path) -> None:
+    started = time.perf_counter()
+    hits = library.search(query, top=3)
+    _out.print(f'   [bold]"{escape(query)}"[/]  [dim]{1000 * (time.perf_counter() - started):.0f} ms[/]')
+    for hit in hits:
+        name = Path(hit.path).relative_to(place.resolve())
+        _out.print(f"     {hit.score:.3f}  {escape(str(name))}  [dim]at {hit.moment:.0f} s[/]")
+
+
+def _serve(library: Library, model: str | None, port: int) -> None:
+    from gare.serve.app import create_app
+    from gare.serve.logs import set_up_logs
+    from gare.serve.options import ServeOptions
+    from gare.serve.run import bind, serve
+
+    options = ServeOptions(port=port)
+    bound = bind(options)
+    set_up_logs(quiet=True)
+    address = f"http://localhost:{bound.getsockname()[1]}"
+    app = create_app(library, options, model_name=model)
+    serve(
+        app, options, bound, lambda: _out.print(f"[bold]4.[/] Open [link]{address}[/link]  (Ctrl-C ends it)")
     )
-    out.print(scoring_table(result))
-    if difference > 1e-5 or result.max_abs_difference > 1e-4:
-        out.print("[bold red]dense and factored disagree[/]")
-        raise typer.Exit(1)
-    out.print(f"Factored scoring gives the same numbers [bold]{result.speedup:.0f}×[/] faster.")
+
+
+@contextmanager
+def _kept(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        yield folder.expanduser().resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="gare-demo-") as temporary:
+        yield Path(temporary).resolve()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,12 +52,14 @@ def index(
     ] = False,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one per core.")] = 0,
     seconds: Annotated[
-        float, typer.Option(min=1, help="Give up a file when decoding stands still for so long.")
+        float, typer.Option(min=1, max=1e6, help="Give up a file when decoding stands still for so long.")
     ] = 120.0,
-    memory: Annotated[float, typer.Option(min=0.1, help="Memory of each decoding process, in GB.")] = 2.0,
+    memory: Annotated[
+        float, typer.Option(min=0.1, max=1e6, help="Memory of each decoding process, in GB.")
+    ] = 2.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     watch: Annotated[
-        float | None, typer.Option(min=0.1, help="Go on and look for changes every so many seconds.")
+        float | None, typer.Option(min=0.1, max=1e6, help="Go on and look for changes every so many seconds.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only list the files that failed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -80,6 +81,7 @@ def index(
         raise typer.BadParameter("name a folder of videos", param_hint="DIR")
     from gare.data.workers import Limits
     from gare.library.indexer import IndexOptions
+    from gare.library.library import Library
     from gare.library.splitting import parse_split
 
     parse_split(split)  # before a model is loaded
@@ -111,10 +113,10 @@ def _find_library(dirs: list[str], library: str | None) -> str:
         raise typer.BadParameter("name a folder of videos, or a --library", param_hint="DIR")
     from gare.library.library import LIBRARY_FOLDER
 
-    first = Path(dirs[0]).expanduser()
-    if not first.exists():
+    first = os.path.expanduser(dirs[0])
+    if not os.path.exists(first):
         raise LibraryError(f"{first} does not exist; give a folder of videos, or a --library")
-    return str((first.parent if first.is_file() else first) / LIBRARY_FOLDER)
+    return os.path.join(first if os.path.isdir(first) else os.path.dirname(first), LIBRARY_FOLDER)
 
 
 def _run(library: Library, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
@@ -136,9 +138,14 @@ def _watch(library: Library, dirs: list[str], options: IndexOptions, as_json: bo
         report = _index_once(library, dirs, options)
         if is_first or report.did_something:
             _print_report(library, report, as_json)
-        for message in set(report.skipped_roots.values()) - said:
+        closed = (failure for failure in report.failures if failure.is_folder)
+        messages = {
+            *report.skipped_roots.values(),
+            *(f"{folder.path}: {folder.message}" for folder in closed),
+        }
+        for message in sorted(messages - said):
             _warn(message)
-        said = set(report.skipped_roots.values())
+        said = messages
         if report.interrupted:
             raise typer.Exit(130)
         is_first = False
@@ -153,6 +160,8 @@ def _index_once(library: Library, dirs: list[str], options: IndexOptions) -> Ind
 
 
 def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
+    from gare.library.walk import on_one_line
+
     place = library.store.uri
     if as_json:
         typer.echo(json.dumps({"library": place, **report.to_json()}, ensure_ascii=False))
@@ -172,13 +181,14 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
     typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
     typer.echo(f"library {place}: {len(library):,} items")
     for failure in report.failures[:_SHOWN]:
-        _warn(f"{failure.kind}  {failure.path}: {failure.message}")
+        _warn(f"{failure.kind}  {on_one_line(failure.path)}: {failure.message}")
     if len(report.failures) > _SHOWN:
         _warn(f"… and {len(report.failures) - _SHOWN:,} more")
-    if report.failures or report.failed_before:
+    num_files = report.failed_before + sum(not failure.is_folder for failure in report.failures)
+    if num_files:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failure_kinds().items())
         _warn(
-            f"{report.failed + report.failed_before:,} files are not in the library"
+            f"{num_files:,} {'file is' if num_files == 1 else 'files are'} not in the library"
             + (f" (now: {kinds})" if kinds else "")
             + f". See them: gare index --failed --library {place}; after mending: --retry-failed"
         )
@@ -186,6 +196,7 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
 
 def _list_failed(place: str, as_json: bool) -> None:
     from gare.library.store import open_store
+    from gare.library.walk import on_one_line
 
     store = open_store(place, read_only=True)
     columns = ["path", "state", "error_kind", "error"]
@@ -201,7 +212,7 @@ def _list_failed(place: str, as_json: bool) -> None:
         typer.echo(json.dumps(rows, ensure_ascii=False))
         return
     for row in rows:
-        typer.echo(f"{row['kind']}\t{row['path']}\t{row['message']}")
+        typer.echo(f"{row['kind']}\t{on_one_line(row['path'])}\t{row['message']}")
     if not rows:
         _stderr.print("no file failed")
 

@@ -9,7 +9,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from gare import __version__
-from gare.cli import ablate, analyze, audit, bench, compare, data, demo, evaluate, index, search, serve, train
+from gare.cli import (
+    ablate,
+    analyze,
+    audit,
+    bench,
+    compare,
+    data,
+    demo,
+    evaluate,
+    index,
+    mcp,
+    search,
+    serve,
+    train,
+)
 from gare.errors import GareError
 
 app = typer.Typer(
@@ -30,6 +44,7 @@ app.command()(index.index)
 app.command()(search.search)
 app.command()(audit.audit)
 app.command()(serve.serve)
+app.command()(mcp.mcp)
 app.command()(demo.demo)
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gare.cli.options import choose_device
+from gare.errors import QueryError
 
 if TYPE_CHECKING:
     from gare.library.library import Library
     from gare.library.search import SearchHit
 
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
+_NO_TERMINAL_WIDTH = 10_000  # in a pipe or a file a hit is a line, however long its path
 
 
 def search(
@@ -48,7 +52,7 @@ def search(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Score every item exactly.")] = False,
     unique: Annotated[bool, typer.Option("--unique", help="Fold near-copies into one hit.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print the files alone, one a line.")] = False,
-    zero: Annotated[bool, typer.Option("--print0", "-0", help="With --paths: end lines with NUL.")] = False,
+    zero: Annotated[bool, typer.Option("--print0", "-0", help="As --paths, but end with NUL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
@@ -68,6 +72,8 @@ def search(
         place, model=model, device=choose_device(device), create=False, read_only=True
     ) as opened:
         if captions is not None:
+            if query is not None:
+                raise QueryError("captions are ranked for a video, not for words; leave out the query")
             _rank_captions(opened, captions, video, like, top, as_json)
             return
         hits = opened.search(
@@ -84,26 +90,27 @@ def search(
         )
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(hit) for hit in hits], ensure_ascii=False))
-        elif paths:
+        elif paths or zero:
             files = dict.fromkeys(hit.path for hit in hits)  # several stretches of a file are one line
             typer.echo("".join(path + ("\0" if zero else "\n") for path in files), nl=False)
         elif hits:
-            Console().print(_table(hits))
+            Console(width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH).print(_table(hits))
         if not hits:
             _explain_nothing(opened, where, min_score)
             raise typer.Exit(1)
 
 
 def _table(hits: list[SearchHit]) -> Table:
+    from gare.library.walk import on_one_line
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("score", "at", "frames", "id"):
         table.add_column(name, justify="right" if name in ("score", "at") else "left", no_wrap=True)
     table.add_column("file", overflow="fold")
     for hit in hits:
         copies = f"  (+{len(hit.duplicates)} alike)" if hit.duplicates else ""
-        table.add_row(
-            f"{hit.score:.3f}", _clock(hit.moment), _strip(hit.frame_scores), hit.id, hit.path + copies
-        )
+        file = Text(on_one_line(hit.path) + copies)  # as a plain string, its [brackets] would be markup
+        table.add_row(f"{hit.score:.3f}", _clock(hit.moment), _strip(hit.frame_scores), hit.id, file)
     return table
 
 
@@ -127,8 +134,6 @@ def _clock(seconds: float) -> str:
 def _rank_captions(
     library: Library, captions: Path, video: Path | None, like: str | None, top: int, as_json: bool
 ) -> None:
-    from gare.errors import QueryError
-
     if (video is None) == (like is None):
         raise QueryError("captions are ranked for one video: add --video FILE or --like ID")
     try:
@@ -139,7 +144,8 @@ def _rank_captions(
         [line.strip() for line in lines if line.strip()], video=video, like=like, top=top
     )
     if as_json:
-        typer.echo(json.dumps([{"caption": caption, "score": score} for caption, score in ranked]))
+        rows = [{"caption": caption, "score": score} for caption, score in ranked]
+        typer.echo(json.dumps(rows, ensure_ascii=False))
         return
     for caption, score in ranked:
         typer.echo(f"{score:.3f}  {caption}")

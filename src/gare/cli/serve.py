@@ -18,9 +18,9 @@ def serve(
         str | None, typer.Option(help="Default: $GARE_LIBRARY, or .gare here or in a folder above.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is now, if it moved.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine need a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine need a token.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     token: Annotated[
         str | None, typer.Option(envvar="GARE_TOKEN", help="Asked of everyone; better set as $GARE_TOKEN.")

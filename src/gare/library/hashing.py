@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from threading import Event
 
 from gare.library.content import hash_file
 from gare.library.walk import FoundFile
@@ -20,6 +21,7 @@ class HashQueue:
         self._waiting = deque(files)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gare-hash")
         self._running: dict[Future[str], FoundFile] = {}
+        self._closed = Event()
         self._fill()
 
     def __bool__(self) -> bool:
@@ -40,9 +42,11 @@ class HashQueue:
         return file, error if error is not None else future.result()
 
     def close(self) -> None:
+        """Stop at once, even in the middle of a huge file: Python does not end before its threads do."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < _AHEAD:
             file = self._waiting.popleft()
-            self._running[self._pool.submit(hash_file, file.path)] = file
+            self._running[self._pool.submit(hash_file, file.path, self._closed.is_set)] = file

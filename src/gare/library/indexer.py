@@ -158,7 +158,8 @@ def _set_unsettled_aside(walked: Walk, seconds: float) -> set[str]:
     """Take files that may still be written off the list; their paths."""
     if not seconds:
         return set()
-    oldest = time.time_ns() - int(seconds * 1e9)
-    unsettled = {file.path for file in walked.files if file.mtime_ns > oldest}
+    now = time.time_ns()
+    # A date in the future, from a camera whose clock is wrong, says nothing: such a file would never settle.
+    unsettled = {file.path for file in walked.files if 0 <= now - file.mtime_ns < seconds * 1e9}
     walked.files = [file for file in walked.files if file.path not in unsettled]
     return unsettled

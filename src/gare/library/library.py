@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -167,6 +168,8 @@ class Library:
             raise QueryError("search for one thing: words, an image, a video, or like an item of the library")
         if top < 1:
             raise QueryError(f"top must be at least 1, got {top}")
+        if min_score is not None and math.isnan(min_score):
+            raise QueryError("min_score must be a number")
         skip: frozenset[str] = frozenset()
         if query is not None:
             probe = self.searcher.text_probe(parse_query(query))
@@ -214,7 +217,8 @@ class Library:
         if image is not None and not isinstance(image, str | os.PathLike):
             return self.model.encode_video([[image]])
         source = video if image is None else image
-        assert source is not None
+        if source is None:
+            raise QueryError("name a video, or an item of the library")
         return self.model.encode_video([source])
 
     @property
@@ -292,7 +296,7 @@ def _load(model: GARE | str | os.PathLike[str], device: torch.device | str) -> t
     """A model and the name that loads it again."""
     if isinstance(model, GARE):
         return "(a model made in Python)", model.to(device).eval()
-    name = str(model)
-    if Path(name).expanduser().is_dir():
-        name = str(Path(name).expanduser().resolve())
+    name, folder = str(model), os.path.expanduser(model)
+    if os.path.isdir(folder):
+        name = os.path.realpath(folder)
     return name, GARE.from_pretrained(name).to(device).eval()

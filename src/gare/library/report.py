@@ -12,6 +12,8 @@ class FileFailure:
     path: str
     kind: str
     message: str
+    is_folder: bool = False
+    """A folder that cannot be read; what is in it stays as it was, and it is tried again in every run."""
 
 
 @dataclass
@@ -42,7 +44,8 @@ class IndexReport:
 
     @property
     def did_something(self) -> bool:
-        return bool(self.new or self.changed or self.moved or self.duplicate or self.deleted or self.failures)
+        has_failed = any(not failure.is_folder for failure in self.failures)
+        return bool(self.new or self.changed or self.moved or self.duplicate or self.deleted or has_failed)
 
     def failure_kinds(self) -> dict[str, int]:
         return dict(Counter(failure.kind for failure in self.failures).most_common())

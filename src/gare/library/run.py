@@ -74,7 +74,9 @@ class Run:
             if not problem.is_folder:
                 file = FoundFile(problem.path, 0, 0)
                 self._writer.add_failed(file, "", self._split, problem.kind, problem.message)
-            self._note_failure(problem.path, problem.kind, problem.message)
+            self._note_failure(
+                FileFailure(problem.path, problem.kind, problem.message, is_folder=problem.is_folder)
+            )
 
     def take_hashed(self, file: FoundFile, content: str | OSError) -> None:
         if isinstance(content, OSError):
@@ -237,11 +239,11 @@ class Run:
 
     def _fail(self, file: FoundFile, content: str, failure: Failure) -> None:
         self._writer.add_failed(file, content, self._split, failure.kind, failure.message)
-        self._note_failure(file.path, failure.kind, failure.message)
+        self._note_failure(FileFailure(file.path, failure.kind, failure.message))
 
-    def _note_failure(self, path: str, kind: str, message: str) -> None:
-        self.report.failures.append(FileFailure(path, kind, message))
-        self._count(path)
+    def _note_failure(self, failure: FileFailure) -> None:
+        self.report.failures.append(failure)
+        self._count(failure.path)
 
     def _count(self, path: str) -> None:
         self._num_done += 1

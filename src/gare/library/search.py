@@ -165,7 +165,9 @@ class Searcher:
     ) -> list[SearchHit]:
         """The best items. `candidates=None` scores every item there is."""
         ranked = (
-            self._scan(probe, top, where) if candidates is None else self._rank(probe, candidates, top, where)
+            self._scan(probe, top, where)
+            if candidates is None
+            else self._rank(probe, max(candidates, top + len(skip)), where)
         )
         if ranked is None:
             return []
@@ -192,8 +194,8 @@ class Searcher:
         scores_KV = factored.score(probe.text, video, self._psi, self._model.config.interaction)
         return probe.weights_K @ scores_KV
 
-    def _rank(self, probe: Probe, candidates: int, top: int, where: Filter | None) -> _Ranked | None:
-        found = self._store.search(probe.coarse[None], max(candidates, top), where=where)[0]
+    def _rank(self, probe: Probe, candidates: int, where: Filter | None) -> _Ranked | None:
+        found = self._store.search(probe.coarse[None], candidates, where=where)[0]
         if not found.ids:
             return None
         table = self._store.fetch(found.ids, ["id", "vectors"])

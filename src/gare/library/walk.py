@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ _MAGICS = (
     b"\x00\x00\x01\xb3",  # MPEG video
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # Windows Media
 )
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _ALSO_OTHER_THINGS = frozenset({"", ".ts", ".dat", ".bin"})
 """Suffixes that only the first bytes decide: `.ts` is a programming language too."""
 
@@ -100,6 +102,15 @@ def printable(path: str) -> str:
     'caf\\\\xe9.mp4'
     """
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def on_one_line(path: str) -> str:
+    """The path for a terminal: what would break the line, move the cursor or turn the text around is spelt out.
+
+    >>> on_one_line("a\\nb\\x1b[31m.mp4")
+    'a\\\\nb\\\\x1b[31m.mp4'
+    """
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), path)
 
 
 class _Walker:

@@ -20,13 +20,14 @@ from gare.serve.limits import LimitRequests
 from gare.serve.metrics import Metrics
 from gare.serve.options import ServeOptions
 from gare.serve.problems import add_handlers
-from gare.serve.routes import items, jobs, pages, search, system
+from gare.serve.routes import items, jobs, search, system
+from gare.serve.routes import pages as page_routes
 from gare.serve.security import GuardRequests
 from gare.serve.service import Service
 
 STATIC = Path(__file__).parent / "static"
-_ABOUT = """Search a library of videos. Every error has the shape of `Error`; 429 and 503 say in `Retry-After` when
-to come back. With a token, send `Authorization: Bearer …`."""
+_ABOUT = """Search a library of videos. Every error has the shape of `Error`; 429 and 503 say in
+`Retry-After` when to come back. With a token, send `Authorization: Bearer …`."""
 
 
 class App(FastAPI):
@@ -66,7 +67,7 @@ def create_app(
         api.include_router(routes)
     app.include_router(api)
     app.include_router(system.metrics_router)
-    app.include_router(pages.router, include_in_schema=False)
+    app.include_router(page_routes.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     add_handlers(app)
     return app

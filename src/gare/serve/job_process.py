@@ -41,7 +41,13 @@ def _index(library: Any, order: dict[str, Any]) -> None:
     from gare.library.report import IndexProgress
 
     def on_progress(progress: IndexProgress) -> None:
-        _say(event="progress", done=progress.done, total=progress.total, failed=progress.failed, path=progress.path)
+        _say(
+            event="progress",
+            done=progress.done,
+            total=progress.total,
+            failed=progress.failed,
+            path=progress.path,
+        )
 
     options = IndexOptions(retry_failed=order["retry_failed"], num_workers=order["num_workers"])
     report = library.index(*order["folders"], options=options, on_progress=on_progress)
@@ -62,7 +68,7 @@ def _say(**fields: Any) -> None:
     try:
         print(json.dumps(fields), flush=True)
     except BrokenPipeError:  # the server was killed; what is done is committed all the same
-        sys.stdout = open(os.devnull, "w")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end_with_stdin() -> None:

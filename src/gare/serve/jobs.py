@@ -217,7 +217,7 @@ class Jobs:
             job.message = "" if stopped else f"the indexing process ended unexpectedly (exit code {code})"
 
     def _take(self, job: Job, said: dict[str, Any]) -> bool:
-        event = said.pop("event")
+        event: str = said.pop("event")
         if event == "progress":
             job.done, job.total = said["done"], said["total"]
             job.failed, job.path = said["failed"], said["path"]
@@ -243,7 +243,9 @@ class Jobs:
         changed.set()
 
     def _note(self, job: Job | None) -> None:
-        order = {name: asdict(job)[name] for name in ("id", "kind", "folders", "retry_failed")} if job else None
+        order = (
+            {name: asdict(job)[name] for name in ("id", "kind", "folders", "retry_failed")} if job else None
+        )
         self._library.store.set_notes({JOB_NOTE: json.dumps(order) if order else ""})
 
 

@@ -149,7 +149,9 @@ class _Exchange:
             )
         except TimeoutError:
             raise Problem(
-                408, "too_slow", f"the body did not arrive within {self._options.body_seconds:g} seconds",
+                408,
+                "too_slow",
+                f"the body did not arrive within {self._options.body_seconds:g} seconds",
                 Connection="close",
             ) from None
         self._received += len(message.get("body", b""))
@@ -186,7 +188,11 @@ class _Exchange:
         self.deadline = None  # it is over already
         request = Request(self._scope)
         response = answer(
-            request, problem.status_code, problem.code, str(problem), headers={**(problem.headers or {}), "Connection": "close"}
+            request,
+            problem.status_code,
+            problem.code,
+            str(problem),
+            headers={**(problem.headers or {}), "Connection": "close"},
         )
         with suppress(_ClientGone):
             await response(self._scope, self._receive, self.send)

@@ -21,10 +21,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def set_up_logs() -> None:
+def set_up_logs(*, quiet: bool = False) -> None:
+    """`quiet` keeps requests out of a terminal that shows something else."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name, level in (("gare.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (
+        ("gare.serve", logging.WARNING if quiet else logging.INFO),
+        ("uvicorn", logging.WARNING),
+    ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -13,7 +13,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "gare_requests", "Requests by route and status.", ["method", "route", "status"], registry=self.registry
+            "gare_requests",
+            "Requests by route and status.",
+            ["method", "route", "status"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
             "gare_request_seconds",
@@ -33,7 +36,9 @@ class Metrics:
         self.search_seconds = Histogram(
             "gare_search_seconds", "Time of a batch.", buckets=_SECONDS, registry=self.registry
         )
-        self.refused = Counter("gare_refused", "Requests refused, by reason.", ["reason"], registry=self.registry)
+        self.refused = Counter(
+            "gare_refused", "Requests refused, by reason.", ["reason"], registry=self.registry
+        )
         self.uploads = Counter("gare_uploads", "Uploads by outcome.", ["outcome"], registry=self.registry)
         self.items = Gauge("gare_library_items", "Items of the library.", registry=self.registry)
         self.job_running = Gauge("gare_job_running", "1 while a job runs.", registry=self.registry)

@@ -51,7 +51,7 @@ class ServeOptions:
         """Refuse what would open a library to a network by accident."""
         if self.token is not None and (len(self.token) < LEAST_TOKEN or not _is_plain(self.token)):
             raise ServeError(
-                f"a token needs at least {LEAST_TOKEN} characters, none of them blank and all ASCII; make one "
+                f"a token needs at least {LEAST_TOKEN} characters, none blank and all ASCII; make one "
                 "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         if not self.is_local and self.token is None and not self.without_token:

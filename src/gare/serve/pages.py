@@ -28,12 +28,16 @@ def render(
     headers: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     service = request.app.state.service
-    html = _templates().get_template(name).render(
-        **context,
-        path=request.url.path,
-        version=__version__,
-        asset=asset,
-        has_token=bool(service.options.token),
+    html = (
+        _templates()
+        .get_template(name)
+        .render(
+            **context,
+            path=request.url.path,
+            version=__version__,
+            asset=asset,
+            has_token=bool(service.options.token),
+        )
     )
     return HTMLResponse(html, status, headers=dict(headers or {}))
 
@@ -107,12 +111,12 @@ def tail(path: str, parts: int = 2) -> str:
     return "/".join(names[-parts:]) if len(names) > parts else path
 
 
-def heat_levels(hits: Sequence[Hit]) -> dict[str, list[int]]:
-    """How well each frame matches, 0 to 9, on one scale for all hits of a page."""
+def heat_levels(hits: Sequence[Hit], *, cold: float = 0.5) -> dict[str, list[int]]:
+    """How well each frame matches, 0 to 9, on one scale for all hits; `cold` is the share of frames at 0."""
     scores = sorted(frame.score for hit in hits for frame in hit.frames)
     if not scores:
         return {}
-    low, high = scores[len(scores) // 2], scores[-1]  # the better half is what a person looks for
+    low, high = scores[int(cold * len(scores))], scores[-1]
     spread = max(high - low, 1e-6)
     return {
         hit.id: [round(_LEVELS * min(1.0, max(0.0, (frame.score - low) / spread))) for frame in hit.frames]

@@ -67,7 +67,9 @@ class Results(BaseModel):
     next_offset: int | None = Field(description="Where the next page begins; null on the last one.")
     library_size: int
     took_ms: float
-    upload: str | None = Field(default=None, description="Name of the upload, for `upload=` in later searches.")
+    upload: str | None = Field(
+        default=None, description="Name of the upload, for `upload=` in later searches."
+    )
 
 
 class Items(BaseModel):
@@ -101,7 +103,11 @@ class SearchBody(Filters):
         json_schema_extra={
             "examples": [
                 {
-                    "terms": [{"text": "a dog", "weight": 2}, {"text": "snow"}, {"text": "people", "weight": -0.5}],
+                    "terms": [
+                        {"text": "a dog", "weight": 2},
+                        {"text": "snow"},
+                        {"text": "people", "weight": -0.5},
+                    ],
                     "shortest": 5,
                     "limit": 10,
                     "explain": True,

@@ -7,7 +7,7 @@ import hmac
 from urllib.parse import quote, urlsplit
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gare.serve.options import ServeOptions, is_loopback
@@ -31,28 +31,27 @@ class GuardRequests:
             request = Request(scope)
             self._check_host(request)
             self._check_origin(request)
-            path = request.url.path
-            if self._options.token and path not in _PUBLIC and not path.startswith("/static/"):
-                if not self._is_known(request):
-                    if wants_page(request) and request.method == "GET":
-                        here = quote(f"{path}?{request.url.query}" if request.url.query else path)
-                        await RedirectResponse(f"/login?next={here}", 303)(scope, receive, send)
-                        return
-                    raise Problem(
-                        401,
-                        "token_needed",
-                        "send the token of this server as 'Authorization: Bearer …'",
-                        WWW_Authenticate="Bearer",
-                    )
+            if not self._may_enter(request):
+                await _show_the_door(request)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    def _may_enter(self, request: Request) -> bool:
+        path = request.url.path
+        is_public = path in _PUBLIC or path.startswith("/static/")
+        return not self._options.token or is_public or self._is_known(request)
 
     def _check_host(self, request: Request) -> None:
         """A name that some web site points at this machine is not this machine (DNS rebinding)."""
         if not self._options.is_local:
             return
         if not is_loopback(host_name(request.headers.get("host", ""))):
-            raise Problem(421, "wrong_host", f"this server is only for this machine: open {request.url.scheme}"
-                          f"://localhost:{self._options.port}")
+            raise Problem(
+                421,
+                "wrong_host",
+                f"this server is only for this machine: open {request.url.scheme}"
+                f"://localhost:{self._options.port}",
+            )
 
     def _check_origin(self, request: Request) -> None:
         """Browsers say who asks. Changes come from our own page, or from no page at all."""
@@ -68,6 +67,15 @@ class GuardRequests:
         if scheme.lower() == "bearer" and is_token(given.strip(), self._options):
             return True
         return _same(request.cookies.get(COOKIE, ""), session_value(self._options))
+
+
+def _show_the_door(request: Request) -> Response:
+    """To the login page for people; a program is told what is missing."""
+    if not (wants_page(request) and request.method == "GET"):
+        message = "send the token of this server as 'Authorization: Bearer …'"
+        raise Problem(401, "token_needed", message, WWW_Authenticate="Bearer")
+    path, query = request.url.path, request.url.query
+    return RedirectResponse(f"/login?next={quote(f'{path}?{query}' if query else path)}", 303)
 
 
 def is_token(given: str, options: ServeOptions) -> bool:

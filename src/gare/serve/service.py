@@ -140,7 +140,9 @@ class Service:
     def folders(self) -> list[schemas.Folder]:
         """What may be indexed: named when the server was started, or part of the library already."""
         paths = dict.fromkeys([*map(os.path.abspath, self.options.folders), *self.library.folders])
-        return [schemas.Folder(id=folder_id(path), path=path, is_there=os.path.exists(path)) for path in paths]
+        return [
+            schemas.Folder(id=folder_id(path), path=path, is_there=os.path.exists(path)) for path in paths
+        ]
 
 
 _LAST_OFFSET = schemas.MOST_REACHED - schemas.MOST_SHOWN

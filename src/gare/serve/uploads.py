@@ -1,4 +1,4 @@
-"""Pictures and clips to search with: taken in within limits, decoded in limited processes, kept for a while."""
+"""Pictures and clips to search with: taken in within limits, decoded in limited processes, kept a while."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class Uploads:
     def get(self, upload_id: str) -> KeptUpload:
         if upload_id not in self._kept:
             raise Problem(
-                410, "upload_gone", "the picture or clip you searched with is not kept any more; drop it again"
+                410,
+                "upload_gone",
+                "the picture or clip you searched with is not kept any more; drop it again",
             )
         self._kept.move_to_end(upload_id)
         return self._kept[upload_id]
@@ -106,7 +108,9 @@ class Uploads:
         kind = sniff(await file.read(512))
         if kind is None:
             self._metrics.uploads.labels("refused").inc()
-            raise Problem(415, "not_media", "this is neither an image (JPEG, PNG, WebP, GIF, BMP) nor a video")
+            raise Problem(
+                415, "not_media", "this is neither an image (JPEG, PNG, WebP, GIF, BMP) nor a video"
+            )
         await file.seek(0)
         path = self._folder / secrets.token_hex(8)
         try:

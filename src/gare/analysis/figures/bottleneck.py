@@ -24,7 +24,8 @@ def draw_bottleneck(numbers: Numbers) -> list[Picture]:
             f"ratio), and {number(values['effective_dimension_within'], 1)} where only the text changes; "
             f"the text accounts for {percent(values['share_within'])} of their variance. Δ tells at least "
             f"{number(values['bits']['increment'])} bits about whether a pair matches (1 bit is "
-            f"everything), its length alone {number(values['bits']['radius'])}.",
+            f"everything), the part Δ − μ that the text decides {number(values['bits']['text_part'])}, the "
+            f"length of Δ alone {number(values['bits']['radius'])}.",
             partial(_spectra, spectra=numbers.tables["spectra"]),
             (COLUMN, 2.0),
         ),

@@ -23,6 +23,7 @@ _MEANINGS = {
     ("error sending request", "connection refused", "timed out", "dns error", "service unavailable", "503"): (
         "the storage cannot be reached. Check the address, the credentials and that the service runs"
     ),
+    ("file name too long", "os error 36"): "its name is too long for a folder; give another --library",
     ("nosuchbucket", "invalidaccesskeyid", "signaturedoesnotmatch", "403 forbidden"): (
         "the storage refuses. Check the bucket's name, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     ),

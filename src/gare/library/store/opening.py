@@ -26,7 +26,7 @@ def open_store(
     if create and (stamp is None or read_only):
         raise ValueError("a library is created for a model and to be written: pass stamp, and not read_only")
     uri = str(uri)
-    scheme, separator, _ = uri.partition("://")
+    scheme, separator, rest = uri.partition("://")
     if not separator:
         from gare.library.store.lance import LanceStore
 
@@ -35,6 +35,8 @@ def open_store(
             raise LibraryError(f"{path} is a file; a library is a folder, s3://… or postgresql://…")
         return LanceStore(path, stamp=stamp, create=create, read_only=read_only)
     if scheme == "s3":
+        if not rest.partition("/")[0]:
+            raise LibraryError(f"{uri} names no bucket; write s3://bucket/prefix")
         from gare.library.store.lance import LanceStore
 
         return LanceStore(uri, stamp=stamp, create=create, read_only=read_only)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,18 +17,8 @@ from gare.config import MiniBackboneConfig
 from gare.errors import CheckpointError
 from gare.model.backbones.base import Backbone, ImageFormat
 from gare.model.backbones.efficientnet import NUM_FEATURES, EfficientNetLite0
+from gare.model.backbones.minilm import WIDTH, MiniLM
 
-TEXT_WIDTH = 384
-MINILM = {
-    "hidden_size": TEXT_WIDTH,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 512,
-    "vocab_size": 30522,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -42,19 +31,17 @@ class MiniBackbone(Backbone):
         self, config: MiniBackboneConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
     ) -> None:
         super().__init__()
-        from transformers import BertConfig, BertModel
-
         self.config = config
         self.dim = config.dim
         # The image tower was trained on (x − 127) / 128.
         self.image_format = ImageFormat(config.image_size, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
         self.vision = EfficientNetLite0()
-        self.text: Any = BertModel(BertConfig(**MINILM), add_pooling_layer=False)
+        self.text = MiniLM()
         if weights:
             self.vision.load_imagenet()
             self._load_minilm()
         self.image_projection = nn.Linear(NUM_FEATURES, config.dim)
-        self.text_projection = nn.Linear(TEXT_WIDTH, config.dim)
+        self.text_projection = nn.Linear(WIDTH, config.dim)
         self._freeze()
         self._tokenizer_folder = tokenizer_folder
         self._tokenizer: Tokenizer | None = None
@@ -70,7 +57,7 @@ class MiniBackbone(Backbone):
         return token_ids_TW, mask_TW
 
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
-        states_TWE = self.text(input_ids=token_ids_TW, attention_mask=mask_TW.long()).last_hidden_state
+        states_TWE = self.text(token_ids_TW, mask_TW)
         kept_TW1 = mask_TW[..., None].to(states_TWE.dtype)
         mean_TE = (states_TWE * kept_TW1).sum(dim=1) / kept_TW1.sum(dim=1)
         return self.text_projection(mean_TE), self.text_projection(states_TWE)

@@ -50,7 +50,9 @@ def delete_item(item_id: ItemId, service: Shared) -> Response:
 @router.post(
     "/{item_id}/captions", response_model=list[schemas.RankedCaption], summary="Which captions fit this video"
 )
-async def rank_captions(item_id: ItemId, body: schemas.Captions, service: Shared) -> list[schemas.RankedCaption]:
+async def rank_captions(
+    item_id: ItemId, body: schemas.Captions, service: Shared
+) -> list[schemas.RankedCaption]:
     for caption in body.captions:
         check_text(caption)
     service_item = service.item(item_id)

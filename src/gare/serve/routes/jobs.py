@@ -49,7 +49,9 @@ async def start_job(order: schemas.JobOrder, service: Shared) -> dict[str, Any]:
         raise Problem(
             404,
             "no_such_folder",
-            "there is no folder with this id" if order.folder else "no folder is known; name one with --folder",
+            "there is no folder with this id"
+            if order.folder
+            else "no folder is known; name one with --folder",
         )
     job = await service.jobs.start(
         order.kind, chosen if order.kind == "index" else [], retry_failed=order.retry_failed
@@ -62,7 +64,9 @@ async def get_job(job_id: JobId, service: Shared) -> dict[str, Any]:
     return asdict(service.jobs.get(job_id))
 
 
-@router.post("/jobs/{job_id}/cancel", response_model=schemas.JobState, summary="End a job; what is done stays")
+@router.post(
+    "/jobs/{job_id}/cancel", response_model=schemas.JobState, summary="End a job; what is done stays"
+)
 async def cancel_job(job_id: JobId, service: Shared) -> dict[str, Any]:
     return asdict(await service.jobs.cancel(job_id))
 
@@ -118,6 +122,8 @@ def _event(job: Job) -> str:
 def last_audit(service: Shared) -> dict[str, Any]:
     note = service.library.store.get_notes().get(AUDIT_NOTE)
     if not note:
-        raise Problem(404, "no_audit", "there was no audit yet; start one with POST /api/v1/jobs, kind 'audit'")
+        raise Problem(
+            404, "no_audit", "there was no audit yet; start one with POST /api/v1/jobs, kind 'audit'"
+        )
     found: dict[str, Any] = json.loads(note)
     return found

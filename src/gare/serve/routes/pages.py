@@ -24,7 +24,7 @@ from gare.serve.service import Service, get_service
 router = APIRouter()
 Shared = Annotated[Service, Depends(get_service)]
 ItemId = Annotated[str, Path(pattern=schemas.ITEM_ID)]
-EXAMPLES = ("a cat looking up", "a cup of coffee", "a rocket at night", "a smiling woman")
+EXAMPLES = ("a cat looking at the camera", "a cup of coffee", "a smiling woman", "a red ball")
 DURATIONS = (
     ("0-10", "under 10 seconds"),
     ("10-60", "10 to 60 seconds"),
@@ -199,7 +199,7 @@ async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, 
     return {
         "item": schemas.make_item(row),
         "hit": hit,
-        "levels": heat_levels([hit] if hit else []),
+        "levels": heat_levels([hit] if hit else [], cold=0.0),
         "times": [float(time) for time in times["times"][0].as_py()] if len(times) else [],
         "similar": alike.hits,
         "asked": asked,
@@ -268,4 +268,6 @@ async def log_in(
 def favicon() -> Response:
     from gare.serve.app import STATIC
 
-    return FileResponse(STATIC / "mark.svg", media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})
+    return FileResponse(
+        STATIC / "mark.svg", media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"}
+    )

@@ -82,14 +82,22 @@ _UPLOAD_FORM: dict[str, Any] = {
 )
 async def search_upload(request: Request, service: Shared) -> schemas.Results:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise Problem(415, "not_a_form", "send multipart/form-data with the image or clip in the field 'file'")
+        raise Problem(
+            415, "not_a_form", "send multipart/form-data with the image or clip in the field 'file'"
+        )
     async with service.uploads.received(request) as (kept, form):
-        fields = {name: value for name, value in form.multi_items() if name in ("where", "folder", "limit", "unique")}
+        fields = {
+            name: value
+            for name, value in form.multi_items()
+            if name in ("where", "folder", "limit", "unique")
+        }
         try:
             body = schemas.SearchBody.model_validate({**fields, "upload": kept.id})
         except ValidationError as error:
             first = error.errors()[0]
-            raise Problem(422, "invalid_request", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise Problem(
+                422, "invalid_request", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from None
         return await service.search(body)
 
 

@@ -48,9 +48,7 @@ def metrics(service: Shared) -> Response:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     service.metrics.items.set(len(service.library))
-    return Response(
-        generate_latest(service.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-    )
+    return Response(generate_latest(service.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def get_info(service: Service) -> schemas.Info:

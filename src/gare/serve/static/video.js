@@ -38,7 +38,8 @@ async function explain(video, root) {
     const answer = await ask(video.src, { method: "HEAD" });
     if (answer.ok) return;
     const said = await fetch(video.src, { headers: { Range: "bytes=0-0" } });
-    $("#video-problem", root).textContent = `${await reason(said)}.`.replace("..", ".");
+    const text = await reason(said);
+    $("#video-problem", root).textContent = `${text[0].toUpperCase()}${text.slice(1)}.`;
   } catch {
     $("#video-problem", root).textContent = "The server does not answer.";
     lost();
