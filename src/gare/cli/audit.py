@@ -34,7 +34,7 @@ def audit(
     gare audit
     gare audit --library ~/Videos/.gare --queries my-queries.txt --out audit/
     """
-    from gare.errors import QueryError
+    from gare.errors import LibraryError, QueryError
     from gare.library.audit import audit as run_audit
     from gare.library.audit import audit_markdown, save_audit
     from gare.library.library import Library, find_library
@@ -46,17 +46,21 @@ def audit(
     sentences = [line.strip() for line in lines if line.strip()]
     if queries and not sentences:
         raise QueryError(f"{queries} has no query; write one a line")
+    stderr = Console(stderr=True)
     columns = (TextColumn("scoring every item"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         Library.open(
             library or find_library(), model=model, device=choose_device(device), create=False
         ) as opened,
-        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar,
     ):
         task = bar.add_task("")
         result = run_audit(
             opened, sentences, on_progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     if out is not None:
-        save_audit(result, out)
+        try:
+            save_audit(result, out)
+        except OSError as error:
+            raise LibraryError(f"the audit cannot be written to {out}: {error}") from None
     typer.echo(json.dumps(dataclasses.asdict(result)) if as_json else audit_markdown(result), nl=as_json)

@@ -25,6 +25,7 @@ TOP = 10
 GOAL = 0.99
 LEAST_CANDIDATES = 64
 _TIMED_QUERIES = 12
+_SAME_SCORE = 1e-6
 
 Progress = Callable[[int, int], None]
 
@@ -67,10 +68,10 @@ def audit(
     text = library.model.encode_text(sentences)
     exact_TV, coarse_TV, plain_TV, ids = _score_all(library, text, num_items, on_progress)
     top = min(TOP, len(ids))
-    wanted = torch.from_numpy(exact_TV).topk(top, dim=1).indices.numpy()
+    wanted_TV = _wanted(exact_TV, top)
     ks = _grid(len(ids), top)
-    coverage = _coverage(coarse_TV, wanted, ks)
-    plain_coverage = _coverage(plain_TV, wanted, ks)
+    coverage = _coverage(coarse_TV, wanted_TV, top, ks)
+    plain_coverage = _coverage(plain_TV, wanted_TV, top, ks)
     enough = next((k for k, share in zip(ks, coverage, strict=True) if share >= GOAL), len(ids))
     candidates = max(enough, min(LEAST_CANDIDATES, len(ids)))
     result = Audit(
@@ -84,7 +85,7 @@ def audit(
         plain_coverage=tuple(plain_coverage),
         candidates=candidates,
         goal=GOAL,
-        index_coverage=_index_coverage(library, text, wanted, ids, candidates),
+        index_coverage=_index_coverage(library, text, wanted_TV, top, ids, candidates),
         two_stage_ms=_search_ms(library, sentences, candidates),
         exhaustive_ms=_search_ms(library, sentences[:3], None),
     )
@@ -123,20 +124,34 @@ def _grid(num_items: int, top: int) -> list[int]:
     return [k for k in steps if top <= k < num_items] + [num_items]
 
 
-def _coverage(scores_TV: np.ndarray, wanted_TN: np.ndarray, ks: Sequence[int]) -> list[float]:
-    place_TV = np.argsort(np.argsort(-scores_TV, axis=1, kind="stable"), axis=1, kind="stable")
-    places_TN = np.take_along_axis(place_TV, wanted_TN, axis=1)
-    return [float((places_TN < k).mean()) for k in ks]
+def _wanted(exact_TV: np.ndarray, top: int) -> np.ndarray:
+    """Items as good as the exact top: of copies, which score the same, one is as good as another."""
+    last_T1 = np.partition(exact_TV, -top, axis=1)[:, -top, None]
+    return exact_TV >= last_T1 - _SAME_SCORE
+
+
+def _coverage(scores_TV: np.ndarray, wanted_TV: np.ndarray, top: int, ks: Sequence[int]) -> list[float]:
+    shares = []
+    for scores_V, wanted_V in zip(scores_TV, wanted_TV, strict=True):
+        found_V = wanted_V[np.argsort(-scores_V, kind="stable")].cumsum()
+        shares.append([min(int(found_V[k - 1]), top) / top for k in ks])
+    return [float(share) for share in np.mean(shares, axis=0)]
 
 
 def _index_coverage(
-    library: Library, text: TextFeatures, wanted_TN: np.ndarray, ids: Sequence[str], candidates: int
+    library: Library,
+    text: TextFeatures,
+    wanted_TV: np.ndarray,
+    top: int,
+    ids: Sequence[str],
+    candidates: int,
 ) -> float:
+    places = {item: place for place, item in enumerate(ids)}
     found = library.store.search(stage1_queries(text.text_TD).float().cpu().numpy(), candidates)
-    shares = [
-        len({ids[place] for place in wanted} & set(hits.ids)) / len(wanted)
-        for wanted, hits in zip(wanted_TN, found, strict=True)
-    ]
+    shares = []
+    for wanted_V, hits in zip(wanted_TV, found, strict=True):
+        held = [places[item] for item in hits.ids if item in places]  # not what was added meanwhile
+        shares.append(min(int(wanted_V[held].sum()), top) / top)
     return float(np.mean(shares))
 
 

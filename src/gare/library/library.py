@@ -223,9 +223,14 @@ class Library:
 
     @property
     def default_candidates(self) -> int:
-        """What the last audit recommends, or 256."""
+        """What the last audit recommends; 256 without one, or once the library has outgrown it."""
         note = self.store.get_notes().get(AUDIT_NOTE)
-        return int(json.loads(note)["candidates"]) if note else DEFAULT_CANDIDATES
+        if note is None:
+            return DEFAULT_CANDIDATES
+        audit = json.loads(note)
+        candidates = int(audit["candidates"])
+        is_outgrown = candidates < DEFAULT_CANDIDATES and len(self) > 2 * audit["num_items"]
+        return DEFAULT_CANDIDATES if is_outgrown else candidates
 
     # --- contents -------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def printable(path: str) -> str:
 
 
 def on_one_line(path: str) -> str:
-    """The path for a terminal: what would break the line, move the cursor or turn the text around is spelt out.
+    """The path for a terminal: what breaks lines, moves the cursor or turns text around is spelt out.
 
     >>> on_one_line("a\\nb\\x1b[31m.mp4")
     'a\\\\nb\\\\x1b[31m.mp4'

@@ -23,7 +23,7 @@ import torch
 from gare.library.filters import Filter
 from gare.library.library import Library
 from gare.library.query import Term
-from gare.library.search import Probe, SearchHit
+from gare.library.search import DEFAULT_CANDIDATES, Probe, SearchHit
 from gare.serve.metrics import Metrics
 from gare.serve.options import ServeOptions
 from gare.serve.problems import Problem
@@ -81,6 +81,7 @@ class Engine:
     _is_closed: bool = False
     _is_ready: bool = False
     _texts: dict[str, TextFeatures] = field(default_factory=dict)
+    _candidates: int = DEFAULT_CANDIDATES
 
     def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="gare-engine", daemon=True)
@@ -169,6 +170,7 @@ class Engine:
         searches = [task.work for task in batch if isinstance(task.work, Search)]
         try:
             self._encode(searches)
+            self._candidates = self.library.default_candidates
         except Exception as error:
             for task in batch:
                 task.finish(error=error)
@@ -200,7 +202,7 @@ class Engine:
         return self.library.searcher.search(
             probe,
             top=search.top,
-            candidates=search.candidates or self.library.default_candidates,
+            candidates=search.candidates or self._candidates,
             where=search.where,
             min_score=search.min_score,
             unique=search.unique,

@@ -129,9 +129,9 @@ class Jobs:
         self._num_followers += 1
         try:
             while True:
-                changed = self._changed
+                changed, is_last = self._changed, job.is_over or self._is_closing
                 yield job
-                if job.is_over or self._is_closing:
+                if is_last:
                     return
                 await changed.wait()
         finally:
@@ -168,22 +168,22 @@ class Jobs:
         self._task = asyncio.create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
+        outcome: State = "failed"
         try:
-            await self._run_process(job)
+            outcome = await self._run_process(job)
+            if outcome != "interrupted":
+                await asyncio.to_thread(self._note, None)
         except Exception as error:
             _log.exception("job")
-            job.state, job.message = "failed", f"the job could not be run: {error}"
-        job.finished = _now()
+            outcome, job.message = "failed", f"the job could not be run: {error}"
+        # Only now: whoever sees that it is over may start the next one, which has a note of its own.
+        job.state, job.finished = outcome, _now()
         self._metrics.job_running.set(0)
         self._process = None
         _log.info("job", extra={"fields": {"job": job.id, "state": job.state, "done": job.done}})
-        try:
-            if job.state != "interrupted":
-                await asyncio.to_thread(self._note, None)
-        finally:
-            self._tell()
+        self._tell()
 
-    async def _run_process(self, job: Job) -> None:
+    async def _run_process(self, job: Job) -> State:
         cores = max(1, (os.cpu_count() or 2) // 2)  # the other half answers searches
         order = {
             "kind": job.kind,
@@ -207,29 +207,31 @@ class Jobs:
         assert self._process.stdout is not None
         if self._is_cancelled or self._is_closing:
             self._ask_to_end()
-        said_end = False
+        outcome: State | None = None
         async for line in self._process.stdout:
-            said_end = self._take(job, json.loads(line)) or said_end
+            outcome = self._take(job, json.loads(line)) or outcome
         code = await self._process.wait()
-        if not said_end:
-            stopped = self._is_cancelled or self._is_closing
-            job.state = self._ended_state() if stopped else "failed"
-            job.message = "" if stopped else f"the indexing process ended unexpectedly (exit code {code})"
+        if outcome is not None:
+            return outcome
+        if self._is_cancelled or self._is_closing:
+            return self._ended_state()
+        job.message = f"the process of the job ended unexpectedly (exit code {code})"
+        return "failed"
 
-    def _take(self, job: Job, said: dict[str, Any]) -> bool:
-        event: str = said.pop("event")
-        if event == "progress":
+    def _take(self, job: Job, said: dict[str, Any]) -> State | None:
+        """Note what the process says; how it ended, if that is what it says."""
+        if said["event"] == "progress":
             job.done, job.total = said["done"], said["total"]
             job.failed, job.path = said["failed"], said["path"]
-        elif event == "done":
-            job.report, job.state = said["report"], "done"
-        elif event == "interrupted":
-            job.report, job.state = said.get("report"), self._ended_state()
-        else:
-            job.state, job.message = "failed", said["message"]
-        if event == "progress":
             self._tell()
-        return event != "progress"
+            return None
+        job.report, job.message = said.get("report"), said.get("message", "")
+        match said["event"]:
+            case "done":
+                return "done"
+            case "interrupted":
+                return self._ended_state()
+        return "failed"
 
     def _ended_state(self) -> State:
         return "cancelled" if self._is_cancelled else "interrupted"

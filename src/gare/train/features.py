@@ -21,6 +21,8 @@ from gare.model import GARE
 
 IMAGE_TOWERS = ("vision.", "patches.")
 
+VIDEOS_PER_FILE = 256
+
 
 class FrozenFeatures:
     """Features of a split on demand; what is in the folder is not computed again, in this run or another."""
@@ -78,6 +80,7 @@ class FrozenFeatures:
             batch_size=64 if self._model.device.type == "cuda" else 4,
             num_workers=self._num_workers,
         )
+        computed: dict[str, Tensor] = {}
         for batch in gallery:
             mask_VF = batch.mask_VF
             pixels_NCHW = batch.pixels_VFCHW[mask_VF].to(self._model.device)
@@ -85,7 +88,10 @@ class FrozenFeatures:
                 normalise(pixels_NCHW, format_.mean, format_.std)
             )
             per_video = features_NE.float().cpu().split(mask_VF.sum(dim=1).tolist())
-            self._cache.put(dict(zip(ids[done : done + len(batch)], per_video, strict=True)))
+            computed.update(zip(ids[done : done + len(batch)], per_video, strict=True))
             done += len(batch)
+            if len(computed) >= VIDEOS_PER_FILE or done == len(ids):
+                self._cache.put(computed)
+                computed = {}
             if self._on_progress:
                 self._on_progress(done, len(ids))
