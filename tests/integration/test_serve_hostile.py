@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import socket
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from serve_library import Served
+from serve_library import Served, make_served
 from serve_process import ServeProcess
+from servers import wait_until
 
 TOKEN = "a-token-of-sixteen-or-more"
 
@@ -266,6 +269,30 @@ def test_slow_clients_do_not_hold_the_server(served):
             assert link.recv(65536) == b""  # closed by the server, within the time-out of the socket
             link.close()
         assert is_alive(server)
+
+
+def test_who_does_not_read_is_cut_off(tmp_path):
+    """Twenty clients ask for a large file and take nothing: neither files nor connections stay open."""
+    served = make_served(tmp_path)
+    path = served.videos / "warm" / "red.mp4"
+    before = path.stat()
+    os.truncate(path, 300 * 2**20)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with ServeProcess(served.library, options={"idle_seconds": 1.0}) as server:
+        items = server.get("/api/v1/items").json()["items"]
+        address = next(item["links"]["video"] for item in items if item["name"] == "red.mp4")
+        open_files = Path(f"/proc/{server.process.pid}/fd")
+        at_rest, memory = len(list(open_files.iterdir())), server.memory_mb()
+        links = [
+            _open(server, f"GET {address} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) for _ in range(20)
+        ]
+        wait_until(lambda: len(list(open_files.iterdir())) >= at_rest + 20, "the requests", 10)
+        wait_until(lambda: len(list(open_files.iterdir())) <= at_rest + 1, "the cut", 20)
+        assert server.memory_mb() < memory + 100
+        assert is_alive(server)
+        for link in links:
+            link.close()
+        assert "Traceback" not in server.log.read_text()
 
 
 def _open(server: ServeProcess, sent: bytes) -> socket.socket:

@@ -23,16 +23,29 @@ from gare.library.query import UNWANTED, Term, parse_query
         ('"a dog" + "a cat"', [("a dog", 1), ("a cat", 1)]),
         ("dog ^0 + cat", [("cat", 1)]),
         ("dog + ", [("dog", 1)]),
+        ("dog -", [("dog", 1)]),
+        ("dog -beach\tat night", [("dog", 1), ("beach", UNWANTED), ("at night", 1)]),
     ],
 )
 def test_terms(query, terms):
     assert parse_query(query) == tuple(Term(text, weight) for text, weight in terms)
 
 
-@pytest.mark.parametrize("query", ["", "  ", '""', " + ", "dog ^0"])
+@pytest.mark.parametrize("query", ["", "  ", '""', " + ", "+", "-", "dog ^0"])
 def test_nothing_asked_is_refused(query):
     with pytest.raises(QueryError, match="empty"):
         parse_query(query)
+
+
+@pytest.mark.parametrize("weight", ["1001", "9" * 50, "9" * 400])
+def test_a_weight_that_float32_cannot_hold_is_refused(weight):
+    with pytest.raises(QueryError, match="the most is"):
+        parse_query(f"dog ^{weight}")
+
+
+def test_a_query_in_another_encoding_is_refused():
+    with pytest.raises(QueryError, match="UTF-8"):
+        parse_query("caf\udce9")
 
 
 def test_only_unwanted_is_refused():

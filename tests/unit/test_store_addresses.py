@@ -32,6 +32,16 @@ def test_a_server_that_is_not_there_is_said():
         open_store("postgresql://me:secret@127.0.0.1:1/db")
 
 
+def test_an_s3_address_without_a_bucket_is_said():
+    with pytest.raises(LibraryError, match="names no bucket"):
+        open_store("s3://")
+
+
+def test_a_name_no_folder_can_have_is_said():
+    with pytest.raises(LibraryError, match="too long"):
+        open_store("x" * 5000)
+
+
 def test_an_s3_service_of_ones_own_is_named_by_its_endpoint():
     assert storage_options({}) == {}
     own = storage_options({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"})

@@ -136,13 +136,11 @@ def _watch(library: Library, dirs: list[str], options: IndexOptions, as_json: bo
     said: set[str] = set()
     while True:
         report = _index_once(library, dirs, options)
+        closed = {f"{folder.path}: {folder.message}" for folder in report.failures if folder.is_folder}
         if is_first or report.did_something:
             _print_report(library, report, as_json)
-        closed = (failure for failure in report.failures if failure.is_folder)
-        messages = {
-            *report.skipped_roots.values(),
-            *(f"{folder.path}: {folder.message}" for folder in closed),
-        }
+            said |= closed
+        messages = closed | set(report.skipped_roots.values())
         for message in sorted(messages - said):
             _warn(message)
         said = messages

@@ -92,7 +92,9 @@ def search(
             typer.echo(json.dumps([dataclasses.asdict(hit) for hit in hits], ensure_ascii=False))
         elif paths or zero:
             files = dict.fromkeys(hit.path for hit in hits)  # several stretches of a file are one line
-            typer.echo("".join(path + ("\0" if zero else "\n") for path in files), nl=False)
+            # Names as they are: an echo would take away what looks like a colour, and a locale the rest.
+            sys.stdout.buffer.write("".join(path + ("\0" if zero else "\n") for path in files).encode())
+            sys.stdout.buffer.flush()
         elif hits:
             Console(width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH).print(_table(hits))
         if not hits:

@@ -216,6 +216,8 @@ class Library:
             return stored
         if image is not None and not isinstance(image, str | os.PathLike):
             return self.model.encode_video([[image]])
+        if image is not None and os.path.exists(image) and not os.path.isfile(image):
+            raise QueryError(f"{image} is not a file; name a picture")
         source = video if image is None else image
         if source is None:
             raise QueryError("name a video, or an item of the library")

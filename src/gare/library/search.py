@@ -263,7 +263,7 @@ class Searcher:
                     path=values["path"],
                     start=values["start"],
                     end=values["end"],
-                    moment=times[frame_scores.index(max(frame_scores))],
+                    moment=_best_moment(times, frame_scores, values["start"], values["end"]),
                     frame_times=times,
                     frame_scores=frame_scores,
                     frame_weights=tuple(weight_VF[row][: len(times)]),
@@ -292,6 +292,11 @@ class Searcher:
         net = None if self._model.increment_net is not None else self._psi
         weights_KVF = factored.frame_weights(probe.text, video, net, interaction).pool_TVF
         return cosine_VFK @ probe.weights_K, (wanted_K[:, None, None] * weights_KVF).sum(dim=0)
+
+
+def _best_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:
+    """The frame that is shown when a stretch begins may have appeared a little before it."""
+    return min(max(times[scores.index(max(scores))], start), end)
 
 
 def _unit_means(video: VideoFeatures) -> Tensor:

@@ -83,7 +83,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await service.jobs.close()
         await asyncio.to_thread(service.engine.close)
-        await asyncio.to_thread(service.uploads.close)
+        if "uploads" in vars(service):  # nobody may have uploaded anything
+            await asyncio.to_thread(service.uploads.close)
 
 
 def _error_responses() -> dict[int | str, dict[str, Any]]:

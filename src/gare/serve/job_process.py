@@ -12,28 +12,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
-
-Say = Callable[..., None]
 
 
 def main() -> None:
-    order: dict[str, Any] = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        _do(json.loads(sys.argv[1]))
+    except KeyboardInterrupt:
+        _say(event="interrupted")
+
+
+def _do(order: dict[str, Any]) -> None:
+    from gare.errors import GareError
+    from gare.library.library import Library
+
     if hasattr(os, "nice"):
         os.nice(5)  # searches come first
     try:
-        from gare.errors import GareError
-        from gare.library.library import Library
-
-        try:
-            with Library.open(order["library"], model=order["model"], create=False) as library:
-                {"index": _index, "audit": _audit}[order["kind"]](library, order)
-        except GareError as error:
-            _say(event="failed", message=str(error))
-    except KeyboardInterrupt:
-        _say(event="interrupted")
+        with Library.open(order["library"], model=order["model"], create=False) as library:
+            {"index": _index, "audit": _audit}[order["kind"]](library, order)
+    except GareError as error:
+        _say(event="failed", message=str(error))
 
 
 def _index(library: Any, order: dict[str, Any]) -> None:

@@ -166,7 +166,8 @@ class _Exchange:
                 self.deadline.reschedule(None)  # an answer has begun; from here on only standstill counts
             message = {**message, "headers": [*message["headers"], *self._headers(message)]}
         try:
-            async with asyncio.timeout(self._options.idle_seconds):
+            # Our own server cuts such a connection earlier; another one may not.
+            async with asyncio.timeout(2 * self._options.idle_seconds):
                 await self._send(message)
         except TimeoutError:
             raise _ClientGone from None

@@ -78,22 +78,38 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().call_soon_threadsafe(self._service.jobs.stop_following)
 
 
-def _protocol(header_seconds: float) -> type[H11Protocol]:
+def _protocol(idle_seconds: float) -> type[H11Protocol]:
     class ImpatientProtocol(H11Protocol):
-        """Closes connections whose first header does not come."""
+        """Ends connections whose header does not come, and those that do not take what they asked for."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._timer = self.loop.call_later(header_seconds, self._close_if_silent)
+            self._silence = self.loop.call_later(idle_seconds, self._close_if_silent)
+            self._standstill: asyncio.TimerHandle | None = None
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._timer.cancel()
+            self._silence.cancel()
+            self._end_standstill()
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._timer.cancel()
-            self._timer = self.loop.call_later(_KEEP_ALIVE_S + header_seconds, self._close_if_silent)
+            self._silence.cancel()
+            self._silence = self.loop.call_later(_KEEP_ALIVE_S + idle_seconds, self._close_if_silent)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            # Not closed but cut: closing would wait until the rest is taken.
+            self._standstill = self.loop.call_later(idle_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._end_standstill()
+
+        def _end_standstill(self) -> None:
+            if self._standstill is not None:
+                self._standstill.cancel()
+                self._standstill = None
 
         def _close_if_silent(self) -> None:
             if self.cycle is None or self.cycle.response_complete:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gare.errors import MissingLibraryError
+from gare.errors import LibraryError, MissingLibraryError
 from gare.library.filters.tree import Filter, name_key
 from gare.library.schema import SCHEMA_VERSION, ModelStamp, file_schema, frame_schema, item_schema
 from gare.library.store.base import Hits, Progress, Stats
@@ -77,6 +77,8 @@ class LanceStore:
             (self._items, stored_item_schema(self.stamp.stage1_dim)),
         ):
             if not table.exists():
+                if self._place.read_only:
+                    raise LibraryError(f"library {self.uri} is not finished; run 'gare index' again")
                 table.create(schema)
 
     def _found(self, stamp: ModelStamp) -> None:
