@@ -16,7 +16,7 @@ import torch
 
 import gare
 from clips import steady, write_video
-from gare.errors import LibraryError, QueryError
+from gare.errors import CheckpointError, LibraryError, QueryError
 from gare.library.audit import audit
 from gare.library.hashing import HashQueue
 from gare.library.indexer import IndexOptions
@@ -122,6 +122,12 @@ def test_odd_searches_are_refused(library: gare.Library, videos: Path, tmp_path:
         library.describe(["a dog"])
 
 
+def test_an_empty_tag_is_refused(library: gare.Library, videos: Path) -> None:
+    """No filter could ask for it."""
+    with pytest.raises(LibraryError, match="tag is empty"):
+        library.index(videos, options=IndexOptions(tags=("fine", " ")))
+
+
 def test_like_finds_another_even_with_one_candidate(library: gare.Library) -> None:
     item = library.search("a dog", top=1)[0].id
     (hit,) = library.search(like=item, top=1, candidates=1)
@@ -212,3 +218,17 @@ def test_ctrl_c_ends_a_watch(library: gare.Library, videos: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_a_library_remembers_how_it_was_split(model_folder: Path, videos: Path, tmp_path: Path) -> None:
+    with gare.Library.open(tmp_path / "library", model=model_folder) as library:
+        library.index(videos, options=IndexOptions(num_workers=1, split="window:1"))
+        num_items = len(library)
+        again = library.index(videos, options=IndexOptions(num_workers=1))
+        assert (again.did_something, len(library)) == (False, num_items)
+        assert num_items > 6
+
+
+def test_a_model_name_too_long_for_a_path_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a folder"):
+        gare.Library.open(tmp_path / "library", model="x" * 5000)

@@ -34,7 +34,9 @@ def index(
     model: Annotated[
         str | None, typer.Option(help="Folder or hub id; default: the library's own, or gare-mini.")
     ] = None,
-    split: Annotated[str, typer.Option(help="whole, window:SECONDS, shots or auto.")] = "whole",
+    split: Annotated[
+        str | None, typer.Option(help="whole, window:SECONDS, shots or auto; default: as before, or whole.")
+    ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(help="Leave out names (with a slash: paths) like this: '*.tmp.mp4'."),
@@ -84,7 +86,7 @@ def index(
     from gare.library.library import Library
     from gare.library.splitting import parse_split
 
-    parse_split(split)  # before a model is loaded
+    parse_split(split or "whole")  # before a model is loaded
     options = IndexOptions(
         split=split,
         exclude=tuple(exclude or ()),

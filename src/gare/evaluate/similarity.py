@@ -57,7 +57,7 @@ def score_split(
     if videos is None:
         videos = encode_gallery(model, source, split, batch_size, num_workers, on_progress)
     text = model.encode_text(captions)
-    # Frames as a library keeps them: what is measured here is what a search gives. Cosines move by about 1e-5.
+    # Frames as a library keeps them: what is measured is what a search gives. Cosines move by about 1e-5.
     videos = videos.to(torch.float16).to(torch.float32)
     scores_TV = model.score(text.to(torch.float32), videos).cpu()
     model.train(was_training)

@@ -34,8 +34,8 @@ Extractor = Callable[[Job], Iterable[Extracted]]
 class IndexOptions:
     """What a run may be told."""
 
-    split: str = "whole"
-    """whole, window:SECONDS, shots or auto."""
+    split: str | None = None
+    """whole, window:SECONDS, shots or auto; None is how the library was split before, or whole."""
     exclude: tuple[str, ...] = ()
     """Patterns of names, or of whole paths where a pattern has a slash."""
     hidden: bool = False
@@ -80,7 +80,9 @@ def index_folders(
     """
     options = options or IndexOptions()
     _check_model(store, model)
-    split = parse_split(options.split)
+    if not all(tag.strip() for tag in options.tags):
+        raise LibraryError("a tag is empty; give it a name, or leave it out")
+    split = parse_split(options.split or store.get_notes().get("split", "whole"))
     started = time.monotonic()
     with note_interrupt() as interrupted:
         ledger = read_ledger(store)
@@ -103,7 +105,7 @@ def index_folders(
             num_workers = min(options.num_workers or os.cpu_count() or 1, len(plan.files))
             _work(run, plan.files, num_workers, options.limits, extractor, interrupted.is_set)
         run.finish(interrupted=interrupted.is_set())
-        _note_folders(store, checked.usable)
+        _note_source(store, checked.usable, str(split))
     run.report.seconds = time.monotonic() - started
     return run.report
 
@@ -146,12 +148,13 @@ def _check_model(store: Store, model: GARE) -> None:
         )
 
 
-def _note_folders(store: Store, roots: Sequence[str]) -> None:
-    """The library knows what it was made of."""
-    known = json.loads(store.get_notes().get("folders", "[]"))
-    folders = sorted({*known, *map(printable, roots)})
-    if folders != known:
-        store.set_notes({"folders": json.dumps(folders, ensure_ascii=False)})
+def _note_source(store: Store, roots: Sequence[str], split: str) -> None:
+    """The library knows what it was made of, and how."""
+    known = store.get_notes()
+    folders = sorted({*json.loads(known.get("folders", "[]")), *map(printable, roots)})
+    notes = {"folders": json.dumps(folders, ensure_ascii=False), "split": split}
+    if any(known.get(name) != value for name, value in notes.items()):
+        store.set_notes(notes)
 
 
 def _set_unsettled_aside(walked: Walk, seconds: float) -> set[str]:

@@ -266,7 +266,7 @@ class Library:
         return rows[0] if rows else None
 
     def delete(self, items: Sequence[str]) -> int:
-        """Take items out of the library; the files stay, and come back when they are indexed again."""
+        """Take items out of the library. Their files stay, and stay out of it until they change."""
         return self.store.delete(items)
 
     def failures(self) -> list[FileFailure]:

@@ -1,9 +1,10 @@
 """The one vector of a video that finds candidates: an inner product that approximates the GARE score.
 
 The score of a text t is (t + Δ)·v / (|t + Δ| |v|). Increments of a video differ little from text to text (by
-a few thousandths of their length), so Δ is replaced by its average over everyday sentences, |t + Δ| by its
-average too, and v by the mean frame. What is left is linear in t: a slope w = v / (|v| avg|t + Δ|), and a
-constant that makes the average score of those sentences come out exactly. So (t, 1)·(w, c) ≈ score.
+a few thousandths of their length), so Δ is replaced by its average over everyday sentences, |t| / |t + Δ| by
+its average too, and v by the mean frame. What is left is linear in the unit text u = t / |t|: a slope
+w = v / |v| times that ratio, and a constant c that makes the average score of those sentences come out
+exactly. So (u, 1)·(w, c) ≈ score; for a dual tower with mean pooling c is zero and the product is the score.
 
 Shapes: T texts, V videos, F frames, D embedding, E = D + 1.
 """
@@ -28,7 +29,7 @@ _VIDEOS_AT_ONCE = 256  # T × V × D numbers: 12 MB
 
 def stage1_queries(text_TD: Tensor) -> Tensor:
     """[T, D + 1]: what a text is multiplied with."""
-    return torch.cat([text_TD, text_TD.new_ones(len(text_TD), 1)], dim=-1)
+    return torch.cat([F.normalize(text_TD, dim=-1), text_TD.new_ones(len(text_TD), 1)], dim=-1)
 
 
 @torch.no_grad()
@@ -47,17 +48,17 @@ def plain_vectors(video: VideoFeatures) -> Tensor:
 
 
 def _linear_scores(model: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    interaction, video_VD, text_T1D = model.config.interaction, _mean_frames(video), text.text_TD[:, None]
-    length_V1 = text_T1D.norm(dim=-1).mean(dim=0)[:, None]
+    interaction, slope_VD = model.config.interaction, F.normalize(_mean_frames(video), dim=-1)
     if model.increment_net is not None:
         increment_VD = dense.increments(text, video, model.increment_net, interaction).mean(dim=0)
         if interaction.corrected_side == "video":
-            video_VD = video_VD + increment_VD
+            slope_VD = F.normalize(_mean_frames(video) + increment_VD, dim=-1)
         else:
-            length_V1 = (text_T1D + increment_VD).norm(dim=-1).mean(dim=0)[:, None]
-    slope_VD = F.normalize(video_VD, dim=-1) / length_V1.clamp_min(1e-8)
+            text_T1D = text.text_TD[:, None]
+            shifted_TV = (text_T1D + increment_VD).norm(dim=-1).clamp_min(1e-8)
+            slope_VD = slope_VD * (text_T1D.norm(dim=-1) / shifted_TV).mean(dim=0)[:, None]
     average_V = model.score(text, video).mean(dim=0)
-    constant_V = average_V - slope_VD @ text.text_TD.mean(dim=0)
+    constant_V = average_V - slope_VD @ F.normalize(text.text_TD, dim=-1).mean(dim=0)
     return torch.cat([slope_VD, constant_V[:, None]], dim=-1)
 
 

@@ -320,9 +320,9 @@ class GARE(
         """Load a model for inference: gare-mini, a folder, or a hub id while online (`revision=`, …)."""
         if str(name_or_path) in SHIPPED:
             return cls._load_shipped(str(name_or_path))
-        if Path(name_or_path).is_dir():
+        if os.path.isdir(name_or_path):  # a name too long for a path is none
             return cls._load_folder(Path(name_or_path))
-        if Path(name_or_path).is_file():
+        if os.path.isfile(name_or_path):
             raise CheckpointError(
                 f"{name_or_path} is a file; give the folder written by save_pretrained, or read a checkpoint "
                 "of the authors' code with gare.load_released"
