@@ -16,11 +16,12 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 
-# The package imports torch, which takes seconds and has no part in this: only its folder is made known.
-_spec = importlib.util.find_spec("gare")
-assert _spec is not None
-sys.modules["gare"] = types.ModuleType("gare")
-sys.modules["gare"].__path__ = list(_spec.submodule_search_locations or [])
+if __name__ == "__main__":
+    # The package imports torch, which takes seconds and has no part in this: only its folder is made known.
+    _spec = importlib.util.find_spec("gare")
+    assert _spec is not None
+    sys.modules["gare"] = types.ModuleType("gare")
+    sys.modules["gare"].__path__ = list(_spec.submodule_search_locations or [])
 
 from gare.errors import LibraryError  # noqa: E402
 from gare.library.store import Store, lance_upkeep, open_store  # noqa: E402
