@@ -23,9 +23,9 @@ if __name__ == "__main__":
     sys.modules["gare"] = types.ModuleType("gare")
     sys.modules["gare"].__path__ = list(_spec.submodule_search_locations or [])
 
-from gare.errors import LibraryError  # noqa: E402
-from gare.library.store import Store, lance_upkeep, open_store  # noqa: E402
-from stores import STAMP, make_files, make_rows  # noqa: E402
+from gare.errors import LibraryError
+from gare.library.store import Store, lance_upkeep, open_store
+from stores import STAMP, make_files, make_rows
 
 
 def say(*words: object) -> None:
