@@ -6,9 +6,10 @@ What is listed in `__all__` is promised; everything else may change.
 import os
 from typing import TYPE_CHECKING, Any
 
-# Torch's threads spin while they wait for each other. Where other work wants the cores too (an indexer beside
-# a search), that turned 24 ms into 300; asleep they cost nothing. It must be said before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Torch's threads spin for ever while they wait for each other. Where other work wants the cores too (an
+# indexer beside a search), that turned 24 ms into 300; after some microseconds they had better sleep. To be
+# said before torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from gare import evaluate, objective, scoring, theory
 from gare.config import GareConfig, ObjectiveConfig
