@@ -262,7 +262,11 @@ function closePlayer({ remember = true } = {}) {
   if (remember) { const wanted = parameters(); history.pushState({}, "", wanted.size ? `/?${wanted}` : "/"); }
 }
 
-player.addEventListener("close", () => { $("#player-body").replaceChildren(); opener?.focus(); });
+player.addEventListener("close", () => {
+  $("#player-body").replaceChildren();
+  // This comes late: by now the search box may have been asked for.
+  if (document.activeElement !== query) opener?.focus();
+});
 player.addEventListener("cancel", (event) => { event.preventDefault(); closePlayer(); });
 player.addEventListener("click", (event) => {
   if (event.target === player) return closePlayer();
