@@ -12,7 +12,7 @@ import gare
 SOURCE = Path(gare.__file__).parent
 # cli, serve → train, evaluate, analysis, library, bench → model, data → scoring, objective, theory → rest.
 TIERS = [
-    {"types", "errors", "settings", "config"},
+    {"types", "errors", "settings", "config", "interrupts"},
     {"scoring", "objective", "theory"},
     {"model", "data"},
     {"train", "evaluate", "analysis", "library", "bench"},

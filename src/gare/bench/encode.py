@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import dataclass
 
 import torch
 
-from gare.bench.timing import describe_device, median_ms
+from gare.bench.timing import describe_device, median_ms, peak_memory_gb
 from gare.library.queries import AUDIT_SENTENCES
 from gare.model import GARE
 
@@ -44,7 +42,6 @@ def benchmark_encode(name: str, *, frames: int, device: torch.device) -> EncodeB
     text_ms = median_ms(lambda: model.encode_text([AUDIT_SENTENCES[0]]), device)
     batch_ms = median_ms(lambda: model.encode_text(many), device)
     video_ms = median_ms(lambda: model.video_features(pixels_VFCHW, mask_VF), device, seconds=4.0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return EncodeBenchmark(
         model=name,
         device=describe_device(device),
@@ -54,5 +51,5 @@ def benchmark_encode(name: str, *, frames: int, device: torch.device) -> EncodeB
         texts_per_second=1000 * len(many) / batch_ms,
         video_ms=video_ms,
         videos_per_second=1000 / video_ms,
-        peak_memory_gb=(peak if sys.platform == "darwin" else peak * 1024) / 1e9,
+        peak_memory_gb=peak_memory_gb(),
     )

@@ -5,9 +5,7 @@ Shapes: V items, F frames, D embedding.
 
 from __future__ import annotations
 
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gare.bench.timing import peak_memory_gb
 from gare.config import GareConfig
 from gare.library.features import unpack_frames
 from gare.library.library import Library
@@ -130,7 +129,7 @@ def _measure(
 
     for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
         searcher.search(_probe(vector), top=10, candidates=candidates)
-    peak_memory_gb = _peak_memory_gb()  # before the references, which need more
+    peak_gb = peak_memory_gb()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):
         sentence, probe = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", _probe(vector)
@@ -156,7 +155,7 @@ def _measure(
         dense_over_factored=statistics.median(times["dense_score"]) / statistics.median(times["score"]),
         recall=statistics.mean(shares),
         open_and_first_ms=first,
-        peak_memory_gb=peak_memory_gb,
+        peak_memory_gb=peak_gb,
         **spreads,
     )
 
@@ -220,9 +219,3 @@ def _fill(store: Store, num_items: int, dim: int, frames: int, say: Say) -> None
         store.upsert(pa.table(items, schema=item_schema(dim + 1)), pa.table(parts, schema=frame_schema()))
         if (start // _ROWS_AT_ONCE) % 10 == 9:
             say(f"  {start + count:,}")
-
-
-def _peak_memory_gb() -> float:
-    """Of this process so far, filling the library included."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9

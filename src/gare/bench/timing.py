@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,6 +30,12 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+def peak_memory_gb() -> float:
+    """The most main memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
 
 
 def _wait(device: torch.device) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gare.cli.options import choose_device
+from gare.cli.options import choose_device, read_lines
 
 
 def audit(
@@ -34,18 +34,12 @@ def audit(
     gare audit
     gare audit --library ~/Videos/.gare --queries my-queries.txt --out audit/
     """
-    from gare.errors import LibraryError, QueryError
+    from gare.errors import LibraryError
     from gare.library.audit import audit as run_audit
     from gare.library.audit import audit_markdown, save_audit
     from gare.library.library import Library, find_library
 
-    try:
-        lines = queries.read_text(encoding="utf-8-sig").splitlines() if queries else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise QueryError(f"{queries} cannot be read as text: {error}") from None
-    sentences = [line.strip() for line in lines if line.strip()]
-    if queries and not sentences:
-        raise QueryError(f"{queries} has no query; write one a line")
+    sentences = read_lines(queries) if queries else []
     stderr = Console(stderr=True)
     columns = (TextColumn("scoring every item"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import typer
+
+from gare.errors import QueryError
 
 
 def choose_device(name: str) -> torch.device:
@@ -24,3 +28,15 @@ def choose_device(name: str) -> torch.device:
             param_hint="--device",
         )
     return device
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that say something."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueryError(f"{path} cannot be read as text: {error}") from None
+    kept = [line.strip() for line in lines if line.strip()]
+    if not kept:
+        raise QueryError(f"{path} is empty; write one a line")
+    return kept

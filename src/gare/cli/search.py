@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gare.cli.options import choose_device
+from gare.cli.options import choose_device, read_lines
 from gare.errors import QueryError
 
 if TYPE_CHECKING:
@@ -138,13 +138,7 @@ def _rank_captions(
 ) -> None:
     if (video is None) == (like is None):
         raise QueryError("captions are ranked for one video: add --video FILE or --like ID")
-    try:
-        lines = captions.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise QueryError(f"{captions} cannot be read as text: {error}") from None
-    ranked = library.describe(
-        [line.strip() for line in lines if line.strip()], video=video, like=like, top=top
-    )
+    ranked = library.describe(read_lines(captions), video=video, like=like, top=top)
     if as_json:
         rows = [{"caption": caption, "score": score} for caption, score in ranked]
         typer.echo(json.dumps(rows, ensure_ascii=False))

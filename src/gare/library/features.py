@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from gare.scoring.pooling import mean_weights, weighted_mean
 from gare.types import VideoFeatures
 
 if TYPE_CHECKING:
@@ -29,3 +30,9 @@ def unpack_frames(vectors: pa.ChunkedArray | pa.Array, dim: int, device: torch.d
     return VideoFeatures(
         torch.from_numpy(frames_VFD).to(device).float(), torch.from_numpy(mask_VF).to(device)
     )
+
+
+def mean_frames(video: VideoFeatures) -> torch.Tensor:
+    """The mean of each video's real frames, [V, D]."""
+    weights_VF = mean_weights(video.mask_VF, mask_frames=True, dtype=video.frames_VFD.dtype)
+    return weighted_mean(video.frames_VFD, weights_VF)

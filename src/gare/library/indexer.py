@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from gare.data.workers import Limits, WorkerPool
 from gare.errors import LibraryError
+from gare.interrupts import note_interrupt
 from gare.library.extract import Extracted, Job, extract
 from gare.library.hashing import HashQueue
-from gare.library.interrupts import note_interrupt
 from gare.library.plan import check_roots, make_plan, read_ledger
 from gare.library.report import IndexProgress, IndexReport
 from gare.library.run import Run

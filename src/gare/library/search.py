@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gare.library.features import unpack_frames
+from gare.library.features import mean_frames, unpack_frames
 from gare.library.filters import Filter
 from gare.library.query import Term
 from gare.library.stage1 import stage1_queries
@@ -22,7 +22,7 @@ from gare.library.store.base import Store
 from gare.model import GARE
 from gare.scoring import factored
 from gare.scoring.few import QueryFirst
-from gare.scoring.pooling import mean_weights, weighted_mean
+from gare.scoring.pooling import mean_weights
 from gare.types import PairModule, TextFeatures, VideoFeatures
 
 DEFAULT_CANDIDATES = 256
@@ -300,8 +300,7 @@ def _best_moment(times: Sequence[float], scores: Sequence[float], start: float, 
 
 
 def _unit_means(video: VideoFeatures) -> Tensor:
-    mean_VF = mean_weights(video.mask_VF, mask_frames=True, dtype=video.frames_VFD.dtype)
-    return F.normalize(weighted_mean(video.frames_VFD, mean_VF), dim=-1)
+    return F.normalize(mean_frames(video), dim=-1)
 
 
 def _sorted(ids: Sequence[str], scores_V: Tensor, video: VideoFeatures) -> _Ranked:

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.library.features import mean_frames
 from gare.library.queries import STAGE1_SENTENCES
 from gare.model import GARE
 from gare.scoring import dense
-from gare.scoring.pooling import mean_weights, weighted_mean
 from gare.types import TextFeatures, VideoFeatures
 
 _TEXTS: WeakKeyDictionary[GARE, TextFeatures] = WeakKeyDictionary()
@@ -43,16 +43,16 @@ def stage1_vectors(model: GARE, video: VideoFeatures) -> Tensor:
 
 def plain_vectors(video: VideoFeatures) -> Tensor:
     """The same for a plain dual tower: the mean frame at length one, and a zero."""
-    unit_VD = F.normalize(_mean_frames(video), dim=-1)
+    unit_VD = F.normalize(mean_frames(video), dim=-1)
     return torch.cat([unit_VD, unit_VD.new_zeros(len(video), 1)], dim=-1)
 
 
 def _linear_scores(model: GARE, text: TextFeatures, video: VideoFeatures) -> Tensor:
-    interaction, slope_VD = model.config.interaction, F.normalize(_mean_frames(video), dim=-1)
+    interaction, slope_VD = model.config.interaction, F.normalize(mean_frames(video), dim=-1)
     if model.increment_net is not None:
         increment_VD = dense.increments(text, video, model.increment_net, interaction).mean(dim=0)
         if interaction.corrected_side == "video":
-            slope_VD = F.normalize(_mean_frames(video) + increment_VD, dim=-1)
+            slope_VD = F.normalize(mean_frames(video) + increment_VD, dim=-1)
         else:
             text_T1D = text.text_TD[:, None]
             shifted_TV = (text_T1D + increment_VD).norm(dim=-1).clamp_min(1e-8)
@@ -60,8 +60,3 @@ def _linear_scores(model: GARE, text: TextFeatures, video: VideoFeatures) -> Ten
     average_V = model.score(text, video).mean(dim=0)
     constant_V = average_V - slope_VD @ F.normalize(text.text_TD, dim=-1).mean(dim=0)
     return torch.cat([slope_VD, constant_V[:, None]], dim=-1)
-
-
-def _mean_frames(video: VideoFeatures) -> Tensor:
-    weights_VF = mean_weights(video.mask_VF, mask_frames=True, dtype=video.frames_VFD.dtype)
-    return weighted_mean(video.frames_VFD, weights_VF)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from gare.data.manifest import find_manifest
 from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.protocols import evaluate_scores
 from gare.evaluate.similarity import score_split
+from gare.interrupts import note_interrupt
 from gare.model import GARE
 from gare.model.files import TOKENIZER_FOLDER, load_state
 from gare.objective import Loss
@@ -82,7 +81,7 @@ def train(
 
             probe = Probe(folder, model, encode, num_steps=num_steps, step=progress.step, every=probe_every)
         log.start(num_steps, progress.step, missing=len(source.missing))
-        with _interrupt_after_step() as interrupted:
+        with note_interrupt() as interrupted:  # obeyed between steps, where model and optimiser agree
             while progress.step < num_steps:
                 epoch, position = divmod(progress.step, len(batches))
                 for batch in batches.batches(epoch, position):
@@ -137,26 +136,6 @@ def train(
                 model.save_pretrained(folder / "last")
     leave()
     return folder / "best"
-
-
-@contextmanager
-def _interrupt_after_step() -> Iterator[threading.Event]:
-    """Ctrl-C is noted and obeyed between steps, where model and optimiser agree; a second one at once."""
-    interrupted = threading.Event()
-
-    def note(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield interrupted
-        return
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def frozen_features(
