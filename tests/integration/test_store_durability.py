@@ -25,7 +25,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "store_processes.py"
 
 def start(*arguments: object, wrapper: tuple[str, ...] = ()) -> Process:
     command = [*wrapper, sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Unbuffered: `communicate` does not see what `readline` left in a buffer, and a "deleting" was lost so.
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
 class Acknowledged:
