@@ -11,35 +11,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from gare.bench.synthetic import Say, clustered_vectors, make_library, synthetic_model
 from gare.bench.timing import peak_memory_gb
-from gare.config import GareConfig
 from gare.library.features import unpack_frames
 from gare.library.library import Library
 from gare.library.queries import AUDIT_SENTENCES
 from gare.library.query import Term
-from gare.library.schema import frame_schema, item_schema
 from gare.library.search import Probe
-from gare.library.stage1 import plain_vectors, stage1_queries
-from gare.model import GARE
+from gare.library.stage1 import stage1_queries
 from gare.scoring import dense, factored
 from gare.scoring.few import QueryFirst
-from gare.types import TextFeatures, VideoFeatures
-
-if TYPE_CHECKING:
-    from gare.library.store import Store
-
-_ROWS_AT_ONCE = 2_000
-_CLUSTERS = 400
-_WHEN = datetime(2026, 1, 1, tzinfo=UTC)
-
-Say = Callable[[str], None]
+from gare.types import TextFeatures
 
 
 @dataclass(frozen=True)
@@ -79,25 +67,10 @@ def benchmark_search(
     *, num_items: int, dim: int, frames: int, candidates: int, queries: int, folder: Path | None, say: Say
 ) -> SearchBenchmark:
     """Build the library (or take the one in `folder`) and search it."""
-    torch.manual_seed(0)
-    model = GARE(
-        GareConfig.load(
-            {
-                "backbone": {"family": "mini", "dim": dim},
-                "temporal": {"num_layers": 0},
-                "interaction": {"pooling": "text_conditioned"},
-                "num_frames": frames,
-            }
-        )
-    ).eval()
+    model = synthetic_model(dim, frames)
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "library"
-        with Library.open(place, model=model) as library:
-            if len(library) < num_items:
-                say(f"making {num_items:,} items in {place}")
-                _fill(library.store, num_items, dim, frames, say)
-                say("building the index")
-                library.maintain()
+        make_library(place, model, num_items, say)
         started = time.perf_counter()
         library = stack.enter_context(Library.open(place, model=model))
         texts = _query_vectors(dim, queries + 1)
@@ -167,55 +140,4 @@ def _probe(vector: np.ndarray) -> Probe:
 
 def _query_vectors(dim: int, count: int) -> list[np.ndarray]:
     """Texts near the videos' clusters, as those of a trained model are."""
-    return list(_vectors(np.random.default_rng(1), count, dim))
-
-
-def _vectors(generator: np.random.Generator, count: int, dim: int) -> np.ndarray:
-    """Unit vectors in clusters with a decaying spectrum, as embeddings have; cluster centres are fixed."""
-    scale = 1 / np.sqrt(1 + np.arange(dim) / 20)
-    centres = np.random.default_rng(0).normal(size=(_CLUSTERS, dim)) * scale
-    vectors = (
-        centres[generator.integers(_CLUSTERS, size=count)] + 0.7 * generator.normal(size=(count, dim)) * scale
-    )
-    unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit.astype(np.float32)
-
-
-def _fill(store: Store, num_items: int, dim: int, frames: int, say: Say) -> None:
-    import pyarrow as pa
-
-    generator = np.random.default_rng(2)
-    for start in range(store.count(), num_items, _ROWS_AT_ONCE):
-        count = min(_ROWS_AT_ONCE, num_items - start)
-        means_VD = _vectors(generator, count, dim)
-        noise = generator.normal(size=(count, frames, dim)).astype(np.float32) * (0.3 / np.sqrt(dim))
-        frames_VFD = (means_VD[:, None] + noise).astype("<f2")
-        video = VideoFeatures(
-            torch.from_numpy(frames_VFD).float(), torch.ones(count, frames, dtype=torch.bool)
-        )
-        ids = [f"{number:020x}" for number in range(start, start + count)]
-        items = {
-            "id": ids,
-            "path": [f"/videos/{number // 1000:04d}/{number}.mp4" for number in range(start, start + count)],
-            "content": ids,
-            "start": [0.0] * count,
-            "end": [12.0] * count,
-            "file_duration": [12.0] * count,
-            "width": [640] * count,
-            "height": [360] * count,
-            "modified": [_WHEN] * count,
-            "added": [_WHEN] * count,
-            "tags": [[]] * count,
-            "frames_key": ids,
-            "vector": list(plain_vectors(video).numpy()),
-        }
-        parts = {
-            "frames_key": ids,
-            "vectors": [row.tobytes() for row in frames_VFD],
-            "times": [list(map(float, range(frames)))] * count,
-            "thumbnail": [b""] * count,
-            "strip": [b""] * count,
-        }
-        store.upsert(pa.table(items, schema=item_schema(dim + 1)), pa.table(parts, schema=frame_schema()))
-        if (start // _ROWS_AT_ONCE) % 10 == 9:
-            say(f"  {start + count:,}")
+    return list(clustered_vectors(np.random.default_rng(1), count, dim))

@@ -253,3 +253,56 @@ def encode(
         f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.0f} ms "
         f"({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
     )
+
+
+@app.command()
+def serve(
+    items: int = typer.Option(100_000, min=100, help="Items in the library."),
+    dim: int = typer.Option(512, min=8, help="Width of the embedding."),
+    frames: int = typer.Option(12, min=1, help="Frames an item."),
+    clients: int = typer.Option(50, min=2, help="Most clients at once."),
+    seconds: float = typer.Option(60.0, min=0.5, help="With the most clients; a sixth of it with fewer."),
+    batch: int = typer.Option(16, min=2, help="Searches answered together."),
+    folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Ask a real server, with more and more clients; then without batching.
+
+    Examples:
+
+        gare bench serve
+
+        gare bench serve --items 2000 --clients 8 --seconds 6 --json
+    """
+    from gare.bench.serve import benchmark_serve
+
+    result = benchmark_serve(
+        num_items=items,
+        dim=dim,
+        frames=frames,
+        clients=clients,
+        seconds=seconds,
+        batch=batch,
+        folder=folder,
+        say=Console(stderr=True, highlight=False).print,
+    )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{items:,} items, {frames} × {dim}",
+        caption=f"batching: {result.batching_gain:.2f}×; saturated by {result.saturated_at} clients, p95 up "
+        f"to there {result.p95_over_single:.1f}× that of one; the server held {result.peak_memory_gb:.2f} GB",
+    )
+    for column in ("clients", "searches/s", "p50 ms", "p95 ms", "429, 503", "errors"):
+        table.add_column(column, justify="right")
+    for label, step in [*(("", step) for step in result.steps), (", no batches", result.unbatched)]:
+        table.add_row(
+            f"{step.clients}{label}",
+            f"{step.searches_per_second:.1f}",
+            f"{step.p50_ms:.0f}",
+            f"{step.p95_ms:.0f}",
+            str(step.num_busy),
+            str(step.num_errors),
+        )
+    Console().print(table)
