@@ -68,6 +68,20 @@ def test_bench_search_times_every_stage(tmp_path):
     assert "making" not in again.stderr
 
 
+def test_bench_serve_asks_a_real_server():
+    sizes = "--items 300 --dim 16 --frames 3 --clients 4 --seconds 1.5 --batch 4"
+    result = run(*f"bench serve {sizes} --json".split())
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    steps = [*numbers["steps"], numbers["unbatched"]]
+    assert [step["clients"] for step in steps] == [1, 2, 4, 4]
+    assert all(step["searches_per_second"] > 0 and step["num_errors"] == 0 for step in steps)
+    assert numbers["batching_gain"] == pytest.approx(
+        numbers["steps"][-1]["searches_per_second"] / numbers["unbatched"]["searches_per_second"]
+    )
+    assert 0.1 < numbers["peak_memory_gb"] < 2
+
+
 def test_bench_index_and_encode(tmp_path):
     write_video(tmp_path / "a.mp4", steady(2))
     write_video(tmp_path / "b.mp4", steady(3))

@@ -11,9 +11,20 @@ from gare.library.sample import CLIPS, EXAMPLES
 from serve_process import GARE
 
 
+def listen_to_ctrl_c() -> None:
+    """A suite that was started in the background ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_from_nothing_to_a_page(tmp_path):
     command = [GARE, "demo", "--folder", str(tmp_path / "sample"), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_ctrl_c,
+    ) as process:
         said = ""
         while not (address := re.search(r"http://localhost:\d+", said)):
             line = process.stdout.readline()

@@ -23,7 +23,7 @@ from gare.library.features import unpack_frames
 from gare.library.library import Library
 from gare.library.queries import AUDIT_SENTENCES
 from gare.library.query import Term
-from gare.library.search import Probe
+from gare.library.search import Probe, SearchRules
 from gare.library.stage1 import stage1_queries
 from gare.scoring import dense, factored
 from gare.scoring.few import QueryFirst
@@ -74,7 +74,7 @@ def benchmark_search(
         started = time.perf_counter()
         library = stack.enter_context(Library.open(place, model=model))
         texts = _query_vectors(dim, queries + 1)
-        library.searcher.search(_probe(texts[-1]), top=10, candidates=candidates)
+        library.searcher.search(_probe(texts[-1]), SearchRules(10, candidates))
         first = 1000 * (time.perf_counter() - started)
         say("searching")
         return _measure(library, texts[:queries], candidates, first, frames)
@@ -98,10 +98,10 @@ def _measure(
 
     def words_to_hits(sentence: str, probe: Probe, candidates: int) -> None:
         searcher.text_probe([Term(sentence)])  # what it encodes is not near these videos, so `probe` is used
-        searcher.search(probe, top=10, candidates=candidates)
+        searcher.search(probe, SearchRules(10, candidates))
 
     for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
-        searcher.search(_probe(vector), top=10, candidates=candidates)
+        searcher.search(_probe(vector), SearchRules(10, candidates))
     peak_gb = peak_memory_gb()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):

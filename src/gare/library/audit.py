@@ -18,6 +18,7 @@ from gare.library.features import unpack_frames
 from gare.library.library import AUDIT_NOTE, Library
 from gare.library.queries import AUDIT_SENTENCES
 from gare.library.query import Term
+from gare.library.search import SearchRules
 from gare.library.stage1 import plain_vectors, stage1_queries
 from gare.types import TextFeatures
 
@@ -161,7 +162,7 @@ def _search_ms(library: Library, sentences: Sequence[str], candidates: int | Non
     for sentence in [sentences[0], *sentences[:_TIMED_QUERIES]]:
         probe = library.searcher.text_probe([Term(sentence)])
         started = time.perf_counter()
-        library.searcher.search(probe, top=TOP, candidates=candidates)
+        library.searcher.search(probe, SearchRules(TOP, candidates))
         times.append(1000 * (time.perf_counter() - started))
     return median(times[1:])
 

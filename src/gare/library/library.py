@@ -19,7 +19,7 @@ from gare.library.filters import Filter, parse_filter
 from gare.library.indexer import IndexOptions, index_folders
 from gare.library.query import parse_query
 from gare.library.report import FileFailure, IndexProgress, IndexReport
-from gare.library.search import DEFAULT_CANDIDATES, Searcher, SearchHit
+from gare.library.search import DEFAULT_CANDIDATES, Searcher, SearchHit, SearchRules
 from gare.library.stamp import model_stamp
 from gare.library.store import Stats, Store, open_store
 from gare.library.store.base import Progress
@@ -176,8 +176,7 @@ class Library:
         else:
             probe = self.searcher.video_probe(self.features(image=image, video=video, like=like))
             skip = frozenset([like]) if like else skip
-        return self.searcher.search(
-            probe,
+        rules = SearchRules(
             top=top,
             candidates=None if exhaustive else (candidates or self.default_candidates),
             where=parse_filter(where) if isinstance(where, str) else where,
@@ -186,6 +185,7 @@ class Library:
             explain=explain,
             skip=skip,
         )
+        return self.searcher.search(probe, rules)
 
     def describe(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +82,32 @@ class SearchHit:
 
 
 @dataclass(frozen=True)
+class SearchRules:
+    """How many items, and which of them may be found."""
+
+    top: int
+    candidates: int | None = DEFAULT_CANDIDATES
+    """So many are scored exactly; None scores every item there is."""
+    where: Filter | None = None
+    min_score: float | None = None
+    unique: bool = False
+    explain: bool = False
+    skip: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Found:
+    """An item that a search found, before anything about it is read; frames may be padded."""
+
+    id: str
+    score: float
+    frame_scores: Sequence[float]
+    frame_weights: Sequence[float]
+    duplicates: tuple[str, ...]
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True)
 class Probe:
     """A query ready to be compared: how to find candidates, and how to score them."""
 
@@ -150,33 +177,45 @@ class Searcher:
 
     # --- search ---------------------------------------------------------------------------------------------
 
+    def search(self, probe: Probe, rules: SearchRules) -> list[SearchHit]:
+        return self.show([self.find(probe, rules)])[0]
+
     @torch.no_grad()
-    def search(
-        self,
-        probe: Probe,
-        *,
-        top: int,
-        candidates: int | None = DEFAULT_CANDIDATES,
-        where: Filter | None = None,
-        min_score: float | None = None,
-        unique: bool = False,
-        explain: bool = False,
-        skip: frozenset[str] = frozenset(),
-    ) -> list[SearchHit]:
-        """The best items. `candidates=None` scores every item there is."""
-        ranked = (
-            self._scan(probe, top, where)
-            if candidates is None
-            else self._rank(probe, max(candidates, top + len(skip)), where)
-        )
+    def find(self, probe: Probe, rules: SearchRules) -> list[Found]:
+        """The first part of a search: which items, and why."""
+        if rules.candidates is None:
+            ranked = self._scan(probe, rules.top, rules.where)
+        else:
+            ranked = self._rank(probe, max(rules.candidates, rules.top + len(rules.skip)), rules.where)
         if ranked is None:
             return []
-        chosen, folded = _choose(ranked, top, min_score, skip, unique=unique)
+        chosen, folded = _choose(ranked, rules)
         if not chosen:
             return []
-        explanations = self._explain(probe, ranked, chosen) if explain else [None] * len(chosen)
-        duplicates = [tuple(ranked.ids[row] for row in folded[place]) for place in chosen]
-        return self._hits(probe, ranked.take(chosen), duplicates, explanations)
+        shown = ranked.take(chosen)
+        explanations = self._explain(probe, ranked, chosen) if rules.explain else [None] * len(chosen)
+        cosine_VF, weight_VF = (part.tolist() for part in self._frames(probe, shown.video))
+        return [
+            Found(
+                id=shown.ids[place],
+                score=shown.scores[place],
+                frame_scores=cosine_VF[place],
+                frame_weights=weight_VF[place],
+                duplicates=tuple(ranked.ids[copy] for copy in folded[row]),
+                explanation=explanations[place],
+            )
+            for place, row in enumerate(chosen)
+        ]
+
+    def show(self, searches: Sequence[Sequence[Found]]) -> list[list[SearchHit]]:
+        """The second part: what is known about the items. One read for all searches that came together."""
+        ids = list(dict.fromkeys(found.id for search in searches for found in search))
+        rows = self._store.fetch(ids, _SHOWN_COLUMNS).to_pylist() if ids else []
+        facts = {row["id"]: row for row in rows}  # without those deleted while we searched
+        return [
+            [_make_hit(found, facts[found.id]) for found in search if found.id in facts]
+            for search in searches
+        ]
 
     @torch.no_grad()
     def rank_captions(self, video: VideoFeatures, captions: Sequence[str]) -> list[tuple[str, float]]:
@@ -240,44 +279,6 @@ class Searcher:
             for row, radius in zip(chosen, radii, strict=True)
         ]
 
-    def _hits(
-        self,
-        probe: Probe,
-        shown: _Ranked,
-        duplicates: Sequence[tuple[str, ...]],
-        explanations: Sequence[Explanation | None],
-    ) -> list[SearchHit]:
-        facts = {row["id"]: row for row in self._store.fetch(shown.ids, _SHOWN_COLUMNS).to_pylist()}
-        cosine_VF, weight_VF = (part.tolist() for part in self._frames(probe, shown.video))
-        hits = []
-        for row, item in enumerate(shown.ids):
-            if item not in facts:  # deleted while we searched
-                continue
-            values = facts[item]
-            times = tuple(float(time) for time in values["times"])
-            frame_scores = tuple(cosine_VF[row][: len(times)])
-            hits.append(
-                SearchHit(
-                    id=item,
-                    score=shown.scores[row],
-                    path=values["path"],
-                    start=values["start"],
-                    end=values["end"],
-                    moment=_best_moment(times, frame_scores, values["start"], values["end"]),
-                    frame_times=times,
-                    frame_scores=frame_scores,
-                    frame_weights=tuple(weight_VF[row][: len(times)]),
-                    content=values["content"],
-                    width=values["width"],
-                    height=values["height"],
-                    modified=values["modified"].isoformat(timespec="seconds"),
-                    tags=tuple(values["tags"]),
-                    duplicates=duplicates[row],
-                    explanation=explanations[row],
-                )
-            )
-        return hits
-
     def _frames(self, probe: Probe, video: VideoFeatures) -> tuple[Tensor, Tensor]:
         """Cosine of the query with each frame, and the weight of each frame in the score; both [V, F]."""
         unit_VFD = F.normalize(video.frames_VFD, dim=-1)
@@ -292,6 +293,29 @@ class Searcher:
         net = None if self._model.increment_net is not None else self._psi
         weights_KVF = factored.frame_weights(probe.text, video, net, interaction).pool_TVF
         return cosine_VFK @ probe.weights_K, (wanted_K[:, None, None] * weights_KVF).sum(dim=0)
+
+
+def _make_hit(found: Found, facts: dict[str, Any]) -> SearchHit:
+    times = tuple(float(time) for time in facts["times"])
+    frame_scores = tuple(found.frame_scores[: len(times)])
+    return SearchHit(
+        id=found.id,
+        score=found.score,
+        path=facts["path"],
+        start=facts["start"],
+        end=facts["end"],
+        moment=_best_moment(times, frame_scores, facts["start"], facts["end"]),
+        frame_times=times,
+        frame_scores=frame_scores,
+        frame_weights=tuple(found.frame_weights[: len(times)]),
+        content=facts["content"],
+        width=facts["width"],
+        height=facts["height"],
+        modified=facts["modified"].isoformat(timespec="seconds"),
+        tags=tuple(facts["tags"]),
+        duplicates=found.duplicates,
+        explanation=found.explanation,
+    )
 
 
 def _best_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:
@@ -324,25 +348,23 @@ def _merged(best: _Ranked | None, more: _Ranked, keep: int) -> _Ranked:
     return ranked.take(range(min(keep, len(ids))))
 
 
-def _choose(
-    ranked: _Ranked, top: int, min_score: float | None, skip: frozenset[str], *, unique: bool
-) -> tuple[list[int], dict[int, list[int]]]:
+def _choose(ranked: _Ranked, rules: SearchRules) -> tuple[list[int], dict[int, list[int]]]:
     """Rows to show, and for each the near-copies it stands for."""
     chosen: list[int] = []
     folded: dict[int, list[int]] = {}
-    unit_VD = _unit_means(ranked.video) if unique else None
+    unit_VD = _unit_means(ranked.video) if rules.unique else None
     for row, score in enumerate(ranked.scores):
-        if min_score is not None and score < min_score:
+        if rules.min_score is not None and score < rules.min_score:
             break
-        if ranked.ids[row] in skip:
+        if ranked.ids[row] in rules.skip:
             continue
         if unit_VD is not None and chosen:
             likeness, nearest = (unit_VD[chosen] @ unit_VD[row]).max(dim=0)
             if likeness >= _SAME_COSINE:
                 folded[chosen[int(nearest)]].append(row)
                 continue
-        if len(chosen) == top:
-            if unique:
+        if len(chosen) == rules.top:
+            if rules.unique:
                 continue  # later rows may still be copies of those that are shown
             break
         chosen.append(row)

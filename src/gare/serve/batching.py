@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,7 @@ import torch
 from gare.library.filters import Filter
 from gare.library.library import Library
 from gare.library.query import Term
-from gare.library.search import DEFAULT_CANDIDATES, Probe, SearchHit
+from gare.library.search import DEFAULT_CANDIDATES, Found, Probe, SearchHit, SearchRules
 from gare.serve.metrics import Metrics
 from gare.serve.options import ServeOptions
 from gare.serve.problems import Problem
@@ -175,15 +174,26 @@ class Engine:
             for task in batch:
                 task.finish(error=error)
             return
-        if len(batch) == 1:
-            self._finish_search(batch[0])
-        else:
-            list(self._pool.map(self._finish_search, batch))
+        found = list(self._pool.map(self._find, batch)) if len(batch) > 1 else [self._find(batch[0])]
+        answered = [(task, items) for task, items in zip(batch, found, strict=True) if items is not None]
+        try:
+            shown = self.library.searcher.show([items for _, items in answered])
+        except Exception as error:
+            for task, _ in answered:
+                task.finish(error=error)
+            return
+        for (task, _), hits in zip(answered, shown, strict=True):
+            task.finish(hits)
         self.metrics.search_seconds.observe(time.perf_counter() - started)
 
-    def _finish_search(self, task: _Task) -> None:
+    def _find(self, task: _Task) -> list[Found] | None:
+        """None when it failed: whoever asked has been told."""
         assert isinstance(task.work, Search)
-        _finish(task, partial(self._search, task.work))
+        try:
+            return self._search(task.work)
+        except Exception as error:
+            task.finish(error=error)
+            return None
 
     def _encode(self, searches: Sequence[Search]) -> None:
         """Every text of the batch that is new, in one call of the encoder."""
@@ -197,10 +207,9 @@ class Engine:
         for text in [text for text in self._texts if text not in wanted][:num_over]:
             del self._texts[text]
 
-    def _search(self, search: Search) -> list[SearchHit]:
+    def _search(self, search: Search) -> list[Found]:
         probe, skip = self._probe(search)
-        return self.library.searcher.search(
-            probe,
+        rules = SearchRules(
             top=search.top,
             candidates=search.candidates or self._candidates,
             where=search.where,
@@ -209,6 +218,7 @@ class Engine:
             explain=search.explain,
             skip=skip,
         )
+        return self.library.searcher.find(probe, rules)
 
     def _probe(self, search: Search) -> tuple[Probe, frozenset[str]]:
         searcher = self.library.searcher
