@@ -25,7 +25,8 @@ from gare.library.queries import AUDIT_SENTENCES
 
 _START_S = 120.0
 _BUSY = (429, 503)
-_SATURATED = 0.9  # of the best throughput: more clients then wait longer and get little more
+_TURNS = 4
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class ServeBenchmark:
     unbatched: LoadStep
     """As many clients as in the last step, every search by itself."""
     batching_gain: float
-    saturated_at: int
-    """The least number of clients that gets nine tenths of the best throughput."""
+    saturation: float
+    """Clients that keep it busy if none ever waits: best throughput times the time of one client's search."""
     p95_over_single: float
-    """The slowest p95 up to there, over that of one client."""
+    """The slowest p95 up to there (the next number that was tried), over that of one client."""
     peak_memory_gb: float
     """Of the server."""
 
@@ -70,37 +71,46 @@ def benchmark_serve(
 ) -> ServeBenchmark:
     """Serve a synthetic library (or the one in `folder`) and ask it; `seconds` for the most clients."""
     model = synthetic_model(dim, frames)
-    ladder = [number for number in (1, 2, 4, 8, 16, 32) if number < clients]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         place = folder or scratch / "library"
         make_library(place, model, num_items, say)
         model.save_pretrained(scratch / "model")
-        with _server(place, scratch / "model", batch) as server:
-            asyncio.run(_load(server.url, clients, min(5.0, seconds)))  # warm
-            steps = []
-            for number in [*ladder, clients]:
-                say(f"{number} clients")
-                steps.append(
-                    asyncio.run(_load(server.url, number, seconds if number == clients else seconds / 6))
-                )
-            memory_gb = server.peak_memory_gb()
-        with _server(place, scratch / "model", 1) as server:
-            asyncio.run(_load(server.url, clients, min(5.0, seconds)))
-            say(f"{clients} clients, every search by itself")
-            unbatched = asyncio.run(_load(server.url, clients, seconds))
+        batching, single = (
+            stack.enter_context(_server(place, scratch / "model", size)) for size in (batch, 1)
+        )
+        steps, unbatched = asyncio.run(_climb(batching.url, single.url, clients, seconds, say))
+        memory_gb = batching.peak_memory_gb()
     best = max(step.searches_per_second for step in steps)
-    saturated = next(step.clients for step in steps if step.searches_per_second >= _SATURATED * best)
-    slowest = max(step.p95_ms for step in steps if step.clients <= saturated)
+    saturation = best * steps[0].p50_ms / 1000
+    reached = next((step.clients for step in steps if step.clients >= saturation), clients)
+    slowest = max(step.p95_ms for step in steps if step.clients <= reached)
     return ServeBenchmark(
         num_items=num_items,
         steps=tuple(steps),
         unbatched=unbatched,
         batching_gain=steps[-1].searches_per_second / unbatched.searches_per_second,
-        saturated_at=saturated,
+        saturation=saturation,
         p95_over_single=slowest / steps[0].p95_ms,
         peak_memory_gb=memory_gb,
     )
+
+
+async def _climb(
+    url: str, unbatched_url: str, clients: int, seconds: float, say: Say
+) -> tuple[list[LoadStep], LoadStep]:
+    for address in (url, unbatched_url):
+        await _load(address, clients, min(5.0, seconds), _Seen())  # warm
+    steps = []
+    for number in [number for number in (1, 2, 4, 8, 16, 32) if number < clients]:
+        say(f"{number} clients")
+        steps.append(await _load(url, number, seconds / 6, _Seen()))
+    seen, seen_unbatched = _Seen(), _Seen()
+    for turn in range(_TURNS):  # in turns, so that a machine that slows down is as slow for both
+        say(f"{clients} clients, together and each by itself ({turn + 1} of {_TURNS})")
+        most = await _load(url, clients, seconds / _TURNS, seen)
+        unbatched = await _load(unbatched_url, clients, seconds / _TURNS, seen_unbatched)
+    return [*steps, most], unbatched
 
 
 @dataclass(frozen=True)
@@ -153,19 +163,20 @@ def _wait_until_ready(url: str) -> None:
 
 @dataclass
 class _Seen:
+    seconds: float = 0.0
     times_ms: list[float] = field(default_factory=list)
     num_busy: int = 0
     num_errors: int = 0
 
 
-async def _load(url: str, clients: int, seconds: float) -> LoadStep:
-    seen = _Seen()
+async def _load(url: str, clients: int, seconds: float, seen: _Seen) -> LoadStep:
+    """Ask for so long; what was seen before counts, too."""
     started = time.perf_counter()
     await asyncio.gather(*(_client(url, number, started + seconds, seen) for number in range(clients)))
-    elapsed = time.perf_counter() - started
-    times = seen.times_ms or [float("nan")]
-    p50, p95 = np.percentile(times, [50, 95]).tolist()
-    return LoadStep(clients, len(seen.times_ms) / elapsed, p50, p95, seen.num_busy, seen.num_errors)
+    seen.seconds += time.perf_counter() - started
+    p50, p95 = np.percentile(seen.times_ms or [float("nan")], [50, 95]).tolist()
+    rate = len(seen.times_ms) / seen.seconds
+    return LoadStep(clients, rate, p50, p95, seen.num_busy, seen.num_errors)
 
 
 async def _client(url: str, number: int, until: float, seen: _Seen) -> None:
@@ -181,7 +192,7 @@ async def _client(url: str, number: int, until: float, seen: _Seen) -> None:
                 reader, writer = await asyncio.open_connection(address.hostname, address.port)
             assert reader is not None
             sentence = AUDIT_SENTENCES[(31 * number + turn) % len(AUDIT_SENTENCES)]
-            words = quote_plus(f"{sentence} {number} {turn} {until:.0f}")
+            words = quote_plus(f"{sentence} {next(_numbers)}")
             request = f"GET /api/v1/search?limit=10&q={words} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
             writer.write(request.encode())
             status, retry_after = await _answer(reader)

@@ -291,8 +291,8 @@ def serve(
         return
     table = Table(
         title=f"{items:,} items, {frames} × {dim}",
-        caption=f"batching: {result.batching_gain:.2f}×; saturated by {result.saturated_at} clients, p95 up "
-        f"to there {result.p95_over_single:.1f}× that of one; the server held {result.peak_memory_gb:.2f} GB",
+        caption=f"batching: {result.batching_gain:.2f}×; saturated by {result.saturation:.1f} clients, p95 "
+        f"up to there {result.p95_over_single:.1f}× that of one; server: {result.peak_memory_gb:.2f} GB",
     )
     for column in ("clients", "searches/s", "p50 ms", "p95 ms", "429, 503", "errors"):
         table.add_column(column, justify="right")

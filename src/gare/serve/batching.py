@@ -1,19 +1,19 @@
 """Searches of many people, answered together.
 
-Nobody waits for a batch to fill: what came in while the last batch was computed is the next one. A single
-client is answered at once; a crowd shares one call of the encoder, and all cores.
+Nobody waits for a batch to fill: what came in while the last one was computed is the next. A single client is
+answered at once, with all cores; a crowd is shared out among as many threads, and each of them encodes its
+share in one call and reads what is shown of it in one go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 from gare.library.filters import Filter
 from gare.library.library import Library
 from gare.library.query import Term
-from gare.library.search import DEFAULT_CANDIDATES, Found, Probe, SearchHit, SearchRules
+from gare.library.search import DEFAULT_CANDIDATES, Found, SearchHit, SearchRules
 from gare.serve.metrics import Metrics
 from gare.serve.options import ServeOptions
 from gare.serve.problems import Problem
@@ -30,6 +30,7 @@ from gare.types import TextFeatures, VideoFeatures
 
 Result = TypeVar("Result")
 _CACHED_TEXTS = 1024
+_CANDIDATES_FOR_S = 5.0
 _log = logging.getLogger("gare.serve")
 
 
@@ -68,7 +69,7 @@ class _Task:
 
 @dataclass
 class Engine:
-    """The thread that takes searches from the queue. Everything that needs the model goes through it."""
+    """The threads that take searches from the queue. Everything that needs the model goes through them."""
 
     library: Library
     options: ServeOptions
@@ -78,28 +79,36 @@ class Engine:
     _waiting: deque[_Task] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_closed: bool = False
-    _is_ready: bool = False
+    _is_loaded: bool = False
+    _num_busy: int = 0
+    _encoding: threading.Lock = field(default_factory=threading.Lock)
+    """Tokenisers are not made for two threads."""
     _texts: dict[str, TextFeatures] = field(default_factory=dict)
     _candidates: int = DEFAULT_CANDIDATES
+    _candidates_read: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="gare-engine", daemon=True)
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="gare-search")
+        self._num_cores = torch.get_num_threads()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number == 0,), name=f"gare-{number}", daemon=True)
+            for number in range(2 * self._num_cores if self.options.max_batch > 1 else 1)
+        ]  # twice the cores: whoever reads from the library or waits for the encoder needs none
 
     @property
     def is_ready(self) -> bool:
-        return self._is_ready
+        return self._is_loaded and not self.problem
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=10)
 
     async def search(self, search: Search) -> list[SearchHit]:
         hits: list[SearchHit] = await self._submit(search)
@@ -123,117 +132,147 @@ class Engine:
                 raise Problem(503, "busy", "too many searches at once; try again in a second", retry_after=1)
             self._waiting.append(task)
             self.metrics.waiting.set(len(self._waiting))
-            self._changed.notify()
+            self._changed.notify_all()
         return await task.future
 
-    # --- in the thread --------------------------------------------------------------------------------------
+    # --- in the threads -------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, is_first: bool) -> None:
+        if is_first:
+            self._load()
+        while (batch := self._take(is_first)) is not None:
+            try:
+                self._answer([task for task in batch if not task.future.cancelled()])
+            finally:
+                with self._changed:
+                    self._num_busy -= 1
+
+    def _load(self) -> None:
         try:
             self.library.searcher.text_probe([Term("a warm-up")])
         except Exception as error:
             self.problem = str(error)
             _log.error("model", extra={"fields": {"problem": str(error)}})
-        self._is_ready = not self.problem
-        while (batch := self._take()) is not None:
-            if self.problem:
-                for task in batch:
-                    task.finish(error=Problem(503, "not_ready", self.problem, retry_after=30))
-                continue
-            self._answer([task for task in batch if not task.future.cancelled()])
-
-    def _take(self) -> list[_Task] | None:
-        """The next searches, at most a batch; anything else comes alone."""
         with self._changed:
-            while not self._waiting:
+            self._is_loaded = True
+            self._changed.notify_all()
+
+    def _take(self, is_first: bool) -> list[_Task] | None:
+        """The next searches, this thread's share of them and at most a batch; anything else comes alone.
+
+        A single client is always answered by the first thread, whose caches are warm.
+        """
+        with self._changed:
+            while not (self._is_loaded and self._waiting and (is_first or self._num_busy)):
                 if self._is_closed:
                     return None
                 self._changed.wait()
+            share = min(self.options.max_batch, math.ceil(len(self._waiting) / self._num_cores))
             batch = [self._waiting.popleft()]
             while (
                 self._waiting
-                and len(batch) < self.options.max_batch
+                and len(batch) < share
                 and all(isinstance(task.work, Search) for task in (batch[0], self._waiting[0]))
             ):
                 batch.append(self._waiting.popleft())
             self.metrics.waiting.set(len(self._waiting))
+            self._num_busy += 1
+            if self._waiting:
+                self._changed.notify_all()
+            # Alone it may have every core; matrix products on all of them at once get in each other's way.
+            is_alone = len(self._threads) == 1 or (self._num_busy == 1 and not self._waiting)
+            torch.set_num_threads(self._num_cores if is_alone else 1)
             return batch
 
     def _answer(self, batch: Sequence[_Task]) -> None:
-        if not batch:
-            return
-        if not isinstance(batch[0].work, Search):
-            return _finish(batch[0], batch[0].work)
+        if self.problem:
+            for task in batch:
+                task.finish(error=Problem(503, "not_ready", self.problem, retry_after=30))
+        elif batch and not isinstance(batch[0].work, Search):
+            self._call(batch[0], batch[0].work)
+        elif batch:
+            self._search([(task, task.work) for task in batch if isinstance(task.work, Search)])
+
+    def _call(self, task: _Task, function: Callable[[], Any]) -> None:
+        try:
+            with self._encoding:
+                result = function()
+        except Exception as error:
+            task.finish(error=error)
+        else:
+            task.finish(result)
+
+    def _search(self, batch: Sequence[tuple[_Task, Search]]) -> None:
+        """One failure is that search's own, unless it is of what they share."""
         started = time.perf_counter()
         self.metrics.batch.observe(len(batch))
-        searches = [task.work for task in batch if isinstance(task.work, Search)]
+        found: list[tuple[_Task, list[Found]]] = []
         try:
-            self._encode(searches)
-            self._candidates = self.library.default_candidates
+            texts = self._encode([search for _, search in batch])
+            candidates = self._default_candidates()
+            for task, search in batch:
+                try:
+                    found.append((task, self._find(search, texts, candidates)))
+                except Exception as error:
+                    task.finish(error=error)
+            shown = self.library.searcher.show([items for _, items in found])
         except Exception as error:
-            for task in batch:
+            for task, _ in batch:
                 task.finish(error=error)
             return
-        found = list(self._pool.map(self._find, batch)) if len(batch) > 1 else [self._find(batch[0])]
-        answered = [(task, items) for task, items in zip(batch, found, strict=True) if items is not None]
-        try:
-            shown = self.library.searcher.show([items for _, items in answered])
-        except Exception as error:
-            for task, _ in answered:
-                task.finish(error=error)
-            return
-        for (task, _), hits in zip(answered, shown, strict=True):
+        for (task, _), hits in zip(found, shown, strict=True):
             task.finish(hits)
         self.metrics.search_seconds.observe(time.perf_counter() - started)
 
-    def _find(self, task: _Task) -> list[Found] | None:
-        """None when it failed: whoever asked has been told."""
-        assert isinstance(task.work, Search)
-        try:
-            return self._search(task.work)
-        except Exception as error:
-            task.finish(error=error)
-            return None
+    def _encode(self, searches: Sequence[Search]) -> dict[str, TextFeatures]:
+        """Every text of the batch, and in the same call of the encoder what is asked next."""
+        wanted = _texts_of(searches)
+        with self._encoding:
+            texts = [text for text in wanted if text not in self._texts]
+            if texts:
+                with self._changed:
+                    ahead = _texts_of(task.work for task in self._waiting if isinstance(task.work, Search))
+                more = [text for text in ahead if text not in self._texts and text not in wanted]
+                texts += more[: max(0, self.options.max_batch - len(texts))]
+                features = self.library.model.encode_text(texts)
+                for row, text in enumerate(texts):
+                    self._texts[text] = _row(features, row)
+            num_over = max(0, len(self._texts) - _CACHED_TEXTS)
+            for text in [text for text in self._texts if text not in wanted][:num_over]:
+                del self._texts[text]
+            return {text: self._texts[text] for text in wanted}
 
-    def _encode(self, searches: Sequence[Search]) -> None:
-        """Every text of the batch that is new, in one call of the encoder."""
-        wanted = dict.fromkeys(term.text for search in searches for term in search.terms)
-        texts = [text for text in wanted if text not in self._texts]
-        if texts:
-            features = self.library.model.encode_text(texts)
-            for row, text in enumerate(texts):
-                self._texts[text] = _row(features, row)
-        num_over = max(0, len(self._texts) - _CACHED_TEXTS)
-        for text in [text for text in self._texts if text not in wanted][:num_over]:
-            del self._texts[text]
+    def _default_candidates(self) -> int:
+        """What the library says, as of a few seconds ago: an audit is rare, and the note has to be read."""
+        now = time.monotonic()
+        if now - self._candidates_read > _CANDIDATES_FOR_S:
+            self._candidates, self._candidates_read = self.library.default_candidates, now
+        return self._candidates
 
-    def _search(self, search: Search) -> list[Found]:
-        probe, skip = self._probe(search)
+    def _find(self, search: Search, texts: Mapping[str, TextFeatures], candidates: int) -> list[Found]:
+        searcher = self.library.searcher
+        skip: frozenset[str] = frozenset()
+        if search.terms:
+            text = _joined([texts[term.text] for term in search.terms])
+            probe = searcher.text_probe(search.terms, text)
+        else:
+            video = search.video if search.video is not None else self.library.features(like=search.like)
+            probe = searcher.video_probe(video)
+            skip = frozenset([search.like] if search.like else [])
         rules = SearchRules(
             top=search.top,
-            candidates=search.candidates or self._candidates,
+            candidates=search.candidates or candidates,
             where=search.where,
             min_score=search.min_score,
             unique=search.unique,
             explain=search.explain,
             skip=skip,
         )
-        return self.library.searcher.find(probe, rules)
-
-    def _probe(self, search: Search) -> tuple[Probe, frozenset[str]]:
-        searcher = self.library.searcher
-        if search.terms:
-            text = _joined([self._texts[term.text] for term in search.terms])
-            return searcher.text_probe(search.terms, text), frozenset()
-        video = search.video if search.video is not None else self.library.features(like=search.like)
-        return searcher.video_probe(video), frozenset([search.like] if search.like else [])
+        return searcher.find(probe, rules)
 
 
-def _finish(task: _Task, function: Callable[[], Any]) -> None:
-    try:
-        task.finish(function())
-    except Exception as error:
-        task.finish(error=error)
+def _texts_of(searches: Iterable[Search]) -> dict[str, None]:
+    return dict.fromkeys(term.text for search in searches for term in search.terms)
 
 
 def _row(features: TextFeatures, row: int) -> TextFeatures:

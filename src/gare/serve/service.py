@@ -148,7 +148,7 @@ class Service:
 _LAST_OFFSET = schemas.MOST_REACHED - schemas.MOST_SHOWN
 
 
-def get_service(request: Request) -> Service:
+async def get_service(request: Request) -> Service:  # a plain function would be sent to another thread
     service: Service = request.app.state.service
     return service
 
