@@ -51,6 +51,8 @@ class MiniBackboneConfig(Settings):
     freeze_text: bool = False
     freeze_words: bool = False
     """Leave the word embeddings as they are: half of the text tower's weights."""
+    dropout: Annotated[float, Range(least=0, below=0.5)] = 0.0
+    """While training: of every sub-layer of the text tower, and twice as much of image features."""
 
 
 BackboneConfig = ClipBackboneConfig | MiniBackboneConfig | TinyBackboneConfig

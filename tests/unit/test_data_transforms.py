@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from gare.data.randaugment import _OPERATIONS, rand_augment
+from gare.data.recolour import Recolouring, draw_recolouring, recolour
 from gare.data.transforms import Augmentation, augment, normalise, to_bytes, to_pixels
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
@@ -67,7 +68,7 @@ def test_grey_and_transparent_images_become_rgb() -> None:
         to_bytes([], 32)
 
 
-@pytest.mark.parametrize("augmentation", ["off", "light", "randaugment"])
+@pytest.mark.parametrize("augmentation", ["off", "light", "strong", "randaugment"])
 def test_augmentation_is_one_draw_per_clip(augmentation: Augmentation) -> None:
     clip = [gradient(64, 48)] * 3
     changed = 0
@@ -91,6 +92,29 @@ def test_every_randaugment_operation_keeps_size_and_mode() -> None:
     assert not np.array_equal(strong[0], image)
 
 
+def test_recolouring_does_what_it_says() -> None:
+    clips = torch.randint(0, 256, (3, 2, 3, 20, 40), dtype=torch.uint8)
+    same = Recolouring(1, 1, 1, 0, 0, 0, 0)
+    assert torch.equal(recolour(clips, [same] * 3), clips)
+    grey, dark, hidden = recolour(
+        clips,
+        [same._replace(saturation=0), same._replace(brightness=0.5), Recolouring(1, 1, 1, 0.25, 0.5, 0.5, 1)],
+    )
+    assert torch.equal(grey[:, 0], grey[:, 1])
+    assert (dark.float() - 0.5 * clips[1].float()).abs().max() <= 1
+    assert (hidden[:, :, 10:, 10:20] == 127).all()
+    is_kept = torch.ones(20, 40, dtype=torch.bool)
+    is_kept[10:, 10:20] = False
+    assert torch.equal(hidden[:, :, is_kept], clips[2][:, :, is_kept])
+
+
+def test_recolourings_vary_and_now_and_then_hide_a_patch() -> None:
+    draws = [draw_recolouring(torch.Generator().manual_seed(seed)) for seed in range(400)]
+    assert all(0.6 <= draw.brightness <= 1.4 and 0 <= draw.left <= draw.right <= 1 for draw in draws)
+    assert 0.05 < sum(draw.saturation == 0 for draw in draws) / 400 < 0.15
+    assert 0.2 < sum(draw.right > draw.left for draw in draws) / 400 < 0.3
+
+
 def test_unknown_augmentation_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="off, light, randaugment"):
+    with pytest.raises(ValueError, match="off, light, strong, randaugment"):
         augment([gradient(8, 8)], "heavy", generator=torch.Generator())  # type: ignore[arg-type]

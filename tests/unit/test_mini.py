@@ -106,6 +106,20 @@ def test_parts_can_be_frozen(settings, frozen):
     assert later.requires_grad != settings.get("freeze_image", False)
 
 
+def test_dropout_is_for_training_only():
+    config = {**CONFIG, "backbone": {**CONFIG["backbone"], "dropout": 0.2}}
+    model = GARE(GareConfig.load(config), pretrained_towers=False)
+    ids, mask = torch.randint(1000, 2000, (2, 5)), torch.ones(2, 5, dtype=torch.bool)
+    pixels = torch.randn(2, 3, 64, 64)
+    for is_training in (True, False):
+        model.train(is_training)
+        for encode in (
+            lambda: model.backbone.encode_text(ids, mask)[0],
+            lambda: model.backbone.encode_images(pixels),
+        ):
+            assert torch.equal(encode(), encode()) != is_training
+
+
 def test_it_survives_saving_with_its_tokeniser(model, tmp_path):
     model.save_pretrained(tmp_path)
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gare.data.cache import FrameCache
 from gare.data.manifest import FRAMES_FOLDER, Manifest, Row, Split, find_manifest
+from gare.data.recolour import draw_recolouring, recolour
 from gare.data.sampling import Sampling
 from gare.data.transforms import Augmentation, augment, to_bytes
 from gare.data.video import SHORT_SIDE, read_frames, source_exists
@@ -300,7 +301,10 @@ class _Pairs(Dataset[_Sample]):
         offset = float(torch.rand((), generator=generator)) if self._draw_frames else 0.5
         frames = self._source.read(self._videos[index], offset=offset)
         images = augment(frames, self._augmentation, generator=generator)
-        return _Sample(self._captions[draw.row], index, to_bytes(images, self._size))
+        pixels_FCHW = to_bytes(images, self._size)
+        if self._augmentation == "strong":
+            pixels_FCHW = recolour(pixels_FCHW[None], [draw_recolouring(generator)])[0]
+        return _Sample(self._captions[draw.row], index, pixels_FCHW)
 
 
 @dataclass(frozen=True)

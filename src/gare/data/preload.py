@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from gare.data.loader import Draw, FrameSource, VideoBatch
 from gare.data.manifest import Split
+from gare.data.recolour import Recolouring, draw_recolouring, recolour
 from gare.data.sampling import sample_indices
-from gare.data.transforms import Augmentation, Crop, light_crop
+from gare.data.transforms import LEAST_AREA, Augmentation, Crop, random_crop
 from gare.errors import ConfigError, DataError
 
 LONGEST = 16 / 9
@@ -73,11 +74,14 @@ class FramesOnDevice:
     ) -> VideoBatch:
         """What the loader would give for these draws: the same frames and crops, resampled by the device."""
         if augmentation == "randaugment":
-            raise ConfigError("data.preload cuts out and mirrors only: use augmentation = 'light' or 'off'")
+            raise ConfigError(
+                "data.preload does not know randaugment: use augmentation 'off', 'light' or 'strong'"
+            )
         num_frames, device = self._source.num_frames, self.canvas_NCHW.device
         rows = torch.zeros(len(draws), num_frames, dtype=torch.long)
         mask_VF = torch.zeros(len(draws), num_frames, dtype=torch.bool)
         crops: list[Crop] = []
+        recolourings: list[Recolouring] = []
         for place, (video, draw) in enumerate(zip(videos, draws, strict=True)):
             generator = torch.Generator().manual_seed(draw.seed)
             offset = float(torch.rand((), generator=generator)) if draw_frames else 0.5
@@ -87,14 +91,19 @@ class FramesOnDevice:
             rows[place, : len(chosen)] = torch.tensor(chosen) + int(self._first_V[video])
             mask_VF[place, : len(chosen)] = True
             height, width = self.size_N2[self._first_V[video]].tolist()
-            crop = (
-                light_crop(width, height, generator) if augmentation == "light" else Crop(0, 0, width, height)
-            )
+            crop = Crop(0, 0, width, height)
+            if augmentation in LEAST_AREA:
+                crop = random_crop(width, height, LEAST_AREA[augmentation], generator)
             crops += [central_square(crop)] * num_frames
+            if augmentation == "strong":
+                recolourings.append(draw_recolouring(generator))
         pixels_NCHW = cut_out(self.canvas_NCHW[rows.flatten().to(device)], crops, self._size)
-        pixels_NCHW = pixels_NCHW.masked_fill(~mask_VF.flatten().to(device)[:, None, None, None], 0)
-        video_index = torch.tensor(videos, device=device)
-        return VideoBatch(pixels_NCHW.unflatten(0, mask_VF.shape), mask_VF.to(device), video_index)
+        pixels_VFCHW = pixels_NCHW.unflatten(0, mask_VF.shape)
+        if recolourings:
+            pixels_VFCHW = recolour(pixels_VFCHW, recolourings)
+        mask_VF = mask_VF.to(device)
+        pixels_VFCHW = pixels_VFCHW.masked_fill(~mask_VF[:, :, None, None, None], 0)
+        return VideoBatch(pixels_VFCHW, mask_VF, torch.tensor(videos, device=device))
 
 
 def central_square(crop: Crop) -> Crop:

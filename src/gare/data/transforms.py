@@ -13,9 +13,11 @@ from torch import Tensor
 
 from gare.data.randaugment import rand_augment
 
-Augmentation = Literal["off", "light", "randaugment"]
-"""`light`: one random crop (half the picture or more) and a flip per clip. `randaugment`: four random
-colour or geometry operations of magnitude 7, the same on every frame of the clip."""
+Augmentation = Literal["off", "light", "strong", "randaugment"]
+"""`light`: one random crop (half the picture or more) and a flip per clip. `strong`: a quarter or more, and
+then other colours and a hidden patch (`data.recolour`). `randaugment`: four random colour or geometry
+operations of magnitude 7, the same on every frame of the clip."""
+LEAST_AREA = {"light": 0.5, "strong": 0.25}
 
 
 def to_pixels(
@@ -49,14 +51,14 @@ def normalise(bytes_FCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -
 def augment(
     images: Sequence[Image.Image], augmentation: Augmentation, *, generator: torch.Generator
 ) -> list[Image.Image]:
-    """A random variant of a clip: one draw, applied alike to all of its frames."""
+    """A random variant of a clip: one draw, applied alike to all of its frames. Recolouring comes later."""
     if augmentation == "off":
         return list(images)
-    if augmentation == "light":
-        return _crop_and_flip(images, generator)
+    if augmentation in LEAST_AREA:
+        return _crop_and_flip(images, LEAST_AREA[augmentation], generator)
     if augmentation == "randaugment":
         return rand_augment(images, generator=generator)
-    raise ValueError(f"augmentation '{augmentation}' is not one of off, light, randaugment")
+    raise ValueError(f"augmentation '{augmentation}' is not one of off, light, strong, randaugment")
 
 
 def _centre_crop(image: Image.Image, size: int) -> Image.Image:
@@ -82,19 +84,21 @@ class Crop(NamedTuple):
     flip: bool = False
 
 
-def light_crop(width: int, height: int, generator: torch.Generator) -> Crop:
-    """Half the picture or more, about as wide as high, anywhere; mirrored half of the time."""
+def random_crop(width: int, height: int, least_area: float, generator: torch.Generator) -> Crop:
+    """A part of the picture, about as wide as high, anywhere; mirrored half of the time."""
     area, log_ratio, x, y, flip = torch.rand(5, generator=generator).tolist()
     ratio = math.exp((2 * log_ratio - 1) * math.log(4 / 3))
-    scale = math.sqrt(0.5 + 0.5 * area)
+    scale = math.sqrt(least_area + (1 - least_area) * area)
     crop_width = min(width, max(1, round(min(width, height) * scale * math.sqrt(ratio))))
     crop_height = min(height, max(1, round(min(width, height) * scale / math.sqrt(ratio))))
     left, top = round(x * (width - crop_width)), round(y * (height - crop_height))
     return Crop(left, top, crop_width, crop_height, flip < 0.5)
 
 
-def _crop_and_flip(images: Sequence[Image.Image], generator: torch.Generator) -> list[Image.Image]:
-    crop = light_crop(*images[0].size, generator)
+def _crop_and_flip(
+    images: Sequence[Image.Image], least_area: float, generator: torch.Generator
+) -> list[Image.Image]:
+    crop = random_crop(*images[0].size, least_area, generator)
     box = (crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
     crops = [image.crop(box) for image in images]
     return [part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in crops] if crop.flip else crops

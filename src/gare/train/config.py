@@ -33,7 +33,7 @@ class DataConfig(Settings):
     draw_frames: bool = False
     """Train on other frames of a video every time: its parts stay, the moment within them is drawn. With
     sampling = "uniform" only."""
-    augmentation: Literal["off", "light", "randaugment"] = "off"
+    augmentation: Literal["off", "light", "strong", "randaugment"] = "off"
     caption_choice: Literal["all", "one_per_video"] = "all"
     """An epoch shows every caption once, or every video once with a caption drawn anew."""
     num_workers: NonNegativeInt = 0
@@ -54,8 +54,8 @@ class DataConfig(Settings):
             )
         if self.preload and (self.augmentation == "randaugment" or self.cache_features):
             raise ConfigError(
-                "data.preload goes with augmentation = 'off' or 'light' and cache_features = false: the "
-                "device cuts out and mirrors, no more"
+                "data.preload goes with augmentation 'off', 'light' or 'strong' and without cache_features; "
+                "nothing else is done on the device"
             )
 
 

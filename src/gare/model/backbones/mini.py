@@ -36,7 +36,8 @@ class MiniBackbone(Backbone):
         # The image tower was trained on (x − 127) / 128.
         self.image_format = ImageFormat(config.image_size, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
         self.vision = EfficientNetLite0()
-        self.text = MiniLM()
+        self.text = MiniLM(config.dropout)
+        self.image_dropout = nn.Dropout(2 * config.dropout)
         if weights:
             self.vision.load_imagenet()
             self._load_minilm()
@@ -67,7 +68,7 @@ class MiniBackbone(Backbone):
         return features_NE
 
     def project_images(self, features_NE: Tensor) -> Tensor:
-        vectors_ND: Tensor = self.image_projection(features_NE)
+        vectors_ND: Tensor = self.image_projection(self.image_dropout(features_NE))
         return vectors_ND
 
     def save_tokenizer(self, folder: Path) -> None:

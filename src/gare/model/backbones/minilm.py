@@ -17,8 +17,9 @@ EPS = 1e-12
 
 
 class Embeddings(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.word_embeddings = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
         self.position_embeddings = nn.Embedding(MAX_WORDS, WIDTH)
         self.token_type_embeddings = nn.Embedding(2, WIDTH)
@@ -27,7 +28,7 @@ class Embeddings(nn.Module):
     def forward(self, token_ids_TW: Tensor) -> Tensor:
         positions_W = arange(token_ids_TW.shape[1], device=token_ids_TW.device)
         place_WE = self.position_embeddings(positions_W) + self.token_type_embeddings.weight[0]
-        embedded_TWE: Tensor = self.LayerNorm(self.word_embeddings(token_ids_TW) + place_WE)
+        embedded_TWE: Tensor = self.dropout(self.LayerNorm(self.word_embeddings(token_ids_TW) + place_WE))
         return embedded_TWE
 
 
@@ -42,21 +43,22 @@ class Projections(nn.Module):
 class AddAndNorm(nn.Module):
     """A linear map, the shortcut, and a LayerNorm after both."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.dense = nn.Linear(width, WIDTH)
+        self.dropout = nn.Dropout(dropout)
         self.LayerNorm = nn.LayerNorm(WIDTH, eps=EPS)
 
     def forward(self, hidden: Tensor, shortcut: Tensor) -> Tensor:
-        summed: Tensor = self.LayerNorm(self.dense(hidden) + shortcut)
+        summed: Tensor = self.LayerNorm(self.dropout(self.dense(hidden)) + shortcut)
         return summed
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.self = Projections()
-        self.output = AddAndNorm(WIDTH)
+        self.output = AddAndNorm(WIDTH, dropout)
 
     def forward(self, states_TWE: Tensor, mask_T11W: Tensor | None) -> Tensor:
         projections = (self.self.query, self.self.key, self.self.value)
@@ -75,11 +77,11 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.attention = Attention()
+        self.attention = Attention(dropout)
         self.intermediate = Intermediate()
-        self.output = AddAndNorm(HIDDEN)
+        self.output = AddAndNorm(HIDDEN, dropout)
 
     def forward(self, states_TWE: Tensor, mask_T11W: Tensor | None) -> Tensor:
         states_TWE = self.attention(states_TWE, mask_T11W)
@@ -88,18 +90,18 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer() for _ in range(NUM_LAYERS))
+        self.layer = nn.ModuleList(Layer(dropout) for _ in range(NUM_LAYERS))
 
 
 class MiniLM(nn.Module):
     """Token ids [T, W] to states [T, W, E]; `mask_TW` is true where a token is real."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embeddings = Embeddings()
-        self.encoder = Encoder()
+        self.embeddings = Embeddings(dropout)
+        self.encoder = Encoder(dropout)
         self._checkpoints = False
 
     def forward(self, token_ids_TW: Tensor, mask_TW: Tensor) -> Tensor:

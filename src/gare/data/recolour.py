@@ -1,0 +1,62 @@
+"""Other light, other colours and a hidden patch, drawn per clip and applied on any device.
+
+Shapes: V clips, F frames, C = 3, H × W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_SWING = 0.4  # brightness, contrast and saturation are multiplied by 0.6 to 1.4
+_GREY_SHARE = 0.1
+_HIDDEN_SHARE = 0.25
+_HIDDEN_SIDE = (0.2, 0.5)  # of the picture's
+_GREY = 127.0
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Recolouring(NamedTuple):
+    """What happens to a clip. The patch is given by its edges, as shares of width and height."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def draw_recolouring(generator: torch.Generator) -> Recolouring:
+    light, contrast, saturation, is_grey, is_hidden, width, height, x, y = torch.rand(
+        9, generator=generator
+    ).tolist()
+    light, contrast, saturation = (1 + _SWING * (2 * number - 1) for number in (light, contrast, saturation))
+    least, most = _HIDDEN_SIDE if is_hidden < _HIDDEN_SHARE else (0.0, 0.0)
+    width, height = (least + (most - least) * number for number in (width, height))
+    left, top = x * (1 - width), y * (1 - height)
+    saturation = 0.0 if is_grey < _GREY_SHARE else saturation
+    return Recolouring(light, contrast, saturation, left, top, left + width, top + height)
+
+
+def recolour(bytes_VFCHW: Tensor, recolourings: Sequence[Recolouring]) -> Tensor:
+    """The same change in every frame of a clip, as bytes again."""
+    device = bytes_VFCHW.device
+    numbers_V7 = torch.tensor(recolourings, device=device)
+    brightness, contrast, saturation, left, top, right, bottom = numbers_V7.view(-1, 7, 1, 1, 1, 1).unbind(1)
+    luma_C11 = torch.tensor(_LUMA, device=device).view(-1, 1, 1)
+    pixels = bytes_VFCHW.float() * brightness
+    grey_VF1HW = (pixels * luma_C11).sum(dim=2, keepdim=True)
+    pixels = grey_VF1HW + saturation * (pixels - grey_VF1HW)
+    mean_V1111 = grey_VF1HW.mean(dim=(1, 3, 4), keepdim=True)
+    pixels = mean_V1111 + contrast * (pixels - mean_V1111)
+    height, width = bytes_VFCHW.shape[-2:]
+    y_H1 = ((torch.arange(height, device=device) + 0.5) / height)[:, None]
+    x_W = (torch.arange(width, device=device) + 0.5) / width
+    is_hidden = (x_W >= left) & (x_W < right) & (y_H1 >= top) & (y_H1 < bottom)
+    pixels = torch.where(is_hidden, _GREY, pixels)
+    return pixels.round_().clamp_(0, 255).to(torch.uint8)
