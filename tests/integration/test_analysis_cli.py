@@ -6,16 +6,21 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from click.testing import Result
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from browser import chromium, serious_violations
+from gare import GARE, GareConfig
 from gare.cli.main import app
+from gare.data.manifest import Header, Manifest
 from gare.errors import GareError
 from gare.train import RunConfig, train
 from toy_data import recipe, write_dataset
@@ -143,23 +148,104 @@ def test_what_is_measured_is_kept_and_force_measures_again(runs, report):
     assert json.loads(forced.stdout)["numbers"] == values["numbers"]
 
 
-def test_false_negatives_alone(runs, tmp_path):
+def test_false_negatives_alone_leave_a_report_as_it_is(runs, tmp_path):
+    (tmp_path / "report.html").write_text("the whole report")
     result = gare(
-        *(
-            "analyze",
-            runs / "plain" / "last",
-            "--data",
-            runs / "data",
-            "--frames",
-            3,
-            "--out",
-            tmp_path / "out",
-        ),
+        *("analyze", runs / "plain" / "last", "--data", runs / "data", "--frames", 3, "--out", tmp_path),
         "--false-negatives",
     )
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1].startswith("# ")
-    assert not (tmp_path / "out" / "numbers" / "tension.json").exists()
+    assert not (tmp_path / "numbers" / "tension.json").exists()
+    assert (tmp_path / "report.html").read_text() == "the whole report"
+    assert "Likely false negatives" in (tmp_path / "false-negatives.html").read_text(encoding="utf-8")
+
+
+def test_captions_and_ids_may_hold_anything(runs, tmp_path):
+    """Formulas, markup, tabs, line breaks, other scripts; an id longer than a file name may be."""
+    captions = ["costs $5 or $10", "$\\frac{$", "tab\tand\nline", "<b>bold</b> & `x", "猫 🐶", "[/] [red]"]
+    manifest = Manifest.load(write_dataset(tmp_path / "data"))
+    test = [row for row in manifest.rows if row.split == "test"][: len(captions)]
+    rows = [
+        replace(row, video_id="猫/ $1$ " * 30 + str(place), caption=caption)
+        for place, (row, caption) in enumerate(zip(test, captions, strict=True))
+    ]
+    Manifest(Header("odd <data>"), tuple(rows)).save(tmp_path / "data" / "manifest.csv")
+    arguments = ("analyze", runs / "plain" / "last", "--data", tmp_path / "data", "--frames", 3)
+    result = gare(*arguments, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    page, text = Page(), (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    page.feed(text)
+    assert page.open == []
+    assert "odd &lt;data&gt;" in text
+    listed = gare(*arguments, "--out", tmp_path / "out", "--false-negatives").stdout.splitlines()
+    assert all(len(line.split("\t")) == 6 for line in listed if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("videos", [1, 2])
+def test_a_split_may_be_tiny(runs, tmp_path, videos):
+    write_dataset(tmp_path / "data", videos=videos)
+    result = gare(
+        *("analyze", runs / "plain" / "last", "--data", tmp_path / "data", "--frames", 3, "--out", tmp_path),
+    )
+    assert result.exit_code == 0, result.exception
+    assert f"The split has {videos} videos" in result.stderr
+    claims = {claim["probe"]: claim for claim in json.loads((tmp_path / "claims.json").read_text())}
+    assert (claims["tension"]["verdict"] == "not measured") == (videos == 1)
+
+
+def test_increments_of_length_zero_are_no_crash(runs, tmp_path):
+    model = GARE.from_pretrained(runs / "plain" / "last")
+    with torch.no_grad():
+        for parameter in model.increment_net.parameters():
+            parameter.zero_()
+    model.save_pretrained(tmp_path / "model")
+    result = gare(
+        *("analyze", tmp_path / "model", "--data", runs / "data", "--frames", 3, "--out", tmp_path / "out"),
+    )
+    assert result.exit_code == 0, result.exception
+    assert "|t + Δ| > |t|" in result.stdout
+    assert "holds: matching pairs" not in result.stdout
+
+
+def test_a_baseline_of_another_size(runs, tmp_path):
+    torch.manual_seed(0)
+    values = {"backbone": {"family": "tiny", "dim": 24}, "increment": {"enabled": False}}
+    GARE(GareConfig.load(values)).save_pretrained(tmp_path / "wide")
+    result = gare(
+        *("analyze", runs / "plain" / "last", "--data", runs / "data", "--frames", 3),
+        *("--baseline", tmp_path / "wide", "--out", tmp_path / "out"),
+    )
+    assert result.exit_code == 0, result.exception
+    numbers = tmp_path / "out" / "numbers"
+    assert parquet.read_table(numbers / "tension.baseline.parquet").num_rows == 24
+    assert parquet.read_table(numbers / "tension.model.parquet").num_rows == 16
+
+
+def test_a_record_uses_the_temperature_its_batch_was_seen_with(tmp_path):
+    """The update may change it; gradients and losses of the state before must not see that."""
+    manifest = write_dataset(tmp_path / "data")
+    values = recipe(manifest, epochs=1, batch_size=8)
+    values["model"]["temperature"] = {"value": 0.05, "learnable": True}
+    values["model"]["increment"] = {"dropout": 0.0}
+    values["optimizer"]["learning_rate"] = 0.3
+    train(RunConfig.load(values), tmp_path / "run", probe_every=1)
+    record = json.loads((tmp_path / "run" / "probe.jsonl").read_text().splitlines()[0])
+    assert record["loss_before"] == pytest.approx(record["term/contrastive"], rel=1e-5)
+
+
+def test_the_report_in_a_browser(report):
+    """Nothing is fetched, nothing overflows a phone, and axe finds nothing serious."""
+    with chromium() as browser:
+        for width in (1280, 390):
+            page, asked = browser.new_page(viewport={"width": width, "height": 900}), []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            page.goto((report / "report.html").as_uri())
+            assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            shown = "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
+            assert page.evaluate(shown)
+            assert serious_violations(page) == []
 
 
 def test_a_baseline_by_itself_is_analysed_as_far_as_it_goes(runs, tmp_path):
@@ -178,7 +264,10 @@ def test_a_baseline_by_itself_is_analysed_as_far_as_it_goes(runs, tmp_path):
     )
     assert result.exit_code == 0, result.stderr
     assert "bottleneck: left out" in result.stderr
-    assert "holds:" not in result.stdout.replace("not measured", "")
+    judged = [line for line in result.stdout.splitlines() if ": " in line and "not measured" not in line]
+    assert len(judged) == 2
+    assert all(line.startswith("Without increments") for line in judged)
+    assert "not measured: left out by --only" in result.stdout  # of efficiency
 
 
 @pytest.mark.parametrize(
@@ -189,6 +278,8 @@ def test_a_baseline_by_itself_is_analysed_as_far_as_it_goes(runs, tmp_path):
         (("--ablation", "nowhere", "--only", "ablations"), "gare ablate"),
         (("--split", "dev"), "dev"),
         (("--baseline", "nowhere"), "not a folder"),
+        (("--out", "/proc/nowhere"), "cannot write"),
+        (("--out", __file__), "cannot write"),
     ],
 )
 def test_mistakes_get_one_line(runs, report, options, message):

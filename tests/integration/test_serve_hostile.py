@@ -67,7 +67,8 @@ def test_other_names_and_other_pages_are_refused(server):
     assert server.get("/", Host="[").status == 421
     assert server.get("/api/v1/items", Host=f"localhost:{server.port}").status == 200
     order = json.dumps({"kind": "index"}).encode()
-    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+    foreign = [{"Origin": origin} for origin in ("http://evil.example", "null", "http://[", "")]
+    for headers in (*foreign, {"Sec-Fetch-Site": "cross-site"}):
         refused = server.ask("POST", "/api/v1/jobs", order, {"Content-Type": "application/json", **headers})
         assert refused.json()["error"]["code"] == "foreign_origin"
     answer = server.get("/api/v1/items", Origin="http://evil.example")

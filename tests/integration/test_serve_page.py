@@ -188,6 +188,59 @@ def test_dropping_a_picture_searches_with_it(page, server):
     page.set_input_files("#file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no picture"})
     page.wait_for_selector("#toast.shown")
     assert "neither an image" in page.inner_text("#toast")
+    assert names(page) == shown  # and it still says what for
+    assert page.is_visible("#query-chip")
+    assert page.input_value("#upload") in page.url
+
+
+def test_words_typed_during_an_upload_win(page, server):
+    page.goto(server.url)
+    page.route("**/search/upload", lambda route: (time.sleep(0.6), route.continue_()))
+    buffer = io.BytesIO()
+    Image.new("RGB", (120, 80), "red").save(buffer, "PNG")
+    page.set_input_files("#file", {"name": "red.png", "mimeType": "image/png", "buffer": buffer.getvalue()})
+    shown = search(page, "violet")
+    page.wait_for_timeout(1500)
+    assert names(page) == shown
+    assert page.url.endswith("/?q=violet")
+    assert page.is_hidden("#query-chip")
+
+
+def test_filters_work_without_words_too(page, server):
+    page.goto(f"{server.url}/?folder=warm")
+    assert {f"{name}.mp4" for name in COLOURS[:5]} == set(names(page))
+    page.select_option("[name=duration]", "600-")
+    page.click("text=Go on without filters")
+    page.wait_for_selector(".card")
+    assert len(names(page)) == len(COLOURS)
+
+
+def test_addresses_that_make_no_sense_are_made_the_best_of(page, server):
+    item = server.get("/api/v1/items").json()["items"][0]
+    for query in ("like=not+an+id", "upload=gone", "q=-people", "q=%00", "q=x&after=yesterday"):
+        assert server.get(f"/watch/{item['id']}?{query}", Accept="text/html").status == 200
+    page.goto(f"{server.url}/?after=yesterday&offset=x&duration=x&q={'lime' * 300}" + "&not=w" * 40)
+    assert len(page.input_value("#q")) == 500
+    assert names(page)
+
+
+def test_what_comes_late_is_left_out(page, server):
+    page.goto(f"{server.url}/?q=teal")
+    search(page, "lime")
+    page.press("#q", "Enter")  # a step in the history
+    page.wait_for_selector("#results[aria-busy=false]")
+    asked = []
+    page.route("**/watch/*/part*", lambda route: asked.append(route))
+    page.locator(".shot").first.click()
+    page.wait_for_timeout(300)
+    page.evaluate("history.pushState({}, '', '/?q=pink'); history.back()")  # gone back before it came
+    page.wait_for_timeout(300)
+    for route in asked:
+        route.continue_()
+    page.wait_for_timeout(700)
+    assert len(asked) == 1
+    assert not page.evaluate("document.querySelector('#player').open")
+    assert "/watch/" not in page.url
 
 
 def test_more_like_this(page, server):

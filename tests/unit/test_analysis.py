@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import math
 
 import pytest
 import torch
 
-from gare.analysis.ablations import read_ablation
+from features import random_psi, random_text, random_video
+from gare import GARE, GareConfig
 from gare.analysis.bottleneck import (
     effective_dimension,
     gather_moments,
@@ -16,23 +17,23 @@ from gare.analysis.bottleneck import (
     logistic_regression,
     match_information,
 )
-from gare.analysis.claims import judge_claims
-from gare.analysis.coverage import coverage_curve, depths_of_top
+from gare.analysis.coverage import coverage_curve, depths_of_top, gallery_coverage
 from gare.analysis.dynamics import by_kind, describe_step, read_probe
 from gare.analysis.flops import PAPER_GFLOP, Transformer, clip_macs, count_flops, paper_table, psi_macs
 from gare.analysis.geometry import separability, shared_space
 from gare.analysis.gradients import DimensionStatistics, cancellation, increment_gradients, text_pulls
+from gare.analysis.measure_pairs import step_summary, tension_of
 from gare.analysis.measure_rest import curve_summary
 from gare.analysis.negatives import examples, false_negatives, forgiven_recall, hard_negatives
 from gare.analysis.pairs import PairVectors, pair_geometry, products_of
-from gare.analysis.probes import PROBES, choose_probes
 from gare.analysis.statistics import PairSpread, Spread, histograms
-from gare.analysis.store import Numbers, NumberStore
+from gare.analysis.study import View
+from gare.analysis.subject import Subject
 from gare.analysis.timing import PeakMemory, measure_costs
 from gare.analysis.trust import compare_direction, compare_step
 from gare.errors import EvaluationError
 from gare.model import IncrementNet
-from gare.objective import kl_bottleneck
+from gare.objective import kl_bottleneck, symmetric_infonce
 from gare.theory.trust_region import uncoupled_step
 
 
@@ -63,6 +64,42 @@ def test_statistics_of_dimensions():
     found = DimensionStatistics.of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
     assert found.mean_D.tolist() == [2.0, 0.0]
     assert found.variance_D.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("side", ["text", "video"])
+def test_tension_of_a_model_is_what_autograd_gives(side):
+    """Mean and variance of every dimension: pulls on texts, and on increments of both kinds of pairs."""
+    model = small_gare(side)
+    generator = torch.Generator().manual_seed(1)
+    text, video = random_text(generator, 6, 4, 16), random_video(generator, 6, 3, 16)
+    view = View("GARE", Subject("model", model, text, video, "mark"), with_increments=True)
+    values, table = tension_of(view)
+    assert values["autograd_difference"] < 1e-9
+
+    pairs = next(view.batches())
+    is_text = side == "text"
+    leaf_TVD = (
+        (pairs.own_TVD if is_text else pairs.other_TVD).clone().requires_grad_()
+    )  # a text for each pair
+    delta = pairs.increment_TVD.clone().requires_grad_()
+    own, other = (leaf_TVD, pairs.other_TVD) if is_text else (pairs.own_TVD, leaf_TVD)
+    logits = torch.nn.functional.cosine_similarity(own + delta, other, dim=-1) / view.subject.temperature
+    on_text, on_delta = torch.autograd.grad(symmetric_infonce(logits, 1.0), (leaf_TVD, delta))
+    diagonal = torch.eye(6, dtype=torch.bool)
+    pulls = {"positive": on_text[diagonal], "negative": on_text.sum(dim=1) - on_text[diagonal]}
+    pulls |= {"sum": on_text.sum(dim=1)}
+    pulls |= {"delta_positive": on_delta[diagonal], "delta_negative": on_delta[~diagonal]}
+    for name, rows in pulls.items():
+        for column, expected in (("mean", rows.mean(dim=0)), ("variance", rows.var(dim=0, correction=0))):
+            torch.testing.assert_close(table[f"{name}_{column}"], expected, atol=1e-12, rtol=1e-6)
+
+
+def small_gare(side):
+    torch.manual_seed(0)
+    values = {"backbone": {"family": "tiny"}, "temporal": {"num_layers": 0}}
+    model = GARE(GareConfig.load(values | {"interaction": {"corrected_side": side}})).eval()
+    model.increment_net = random_psi(torch.Generator().manual_seed(3), 16)
+    return model
 
 
 def test_geometry_of_one_pair():
@@ -161,6 +198,11 @@ def test_records_become_columns(tmp_path):
     assert math.isnan(found["a"][1])
 
 
+def test_a_record_cut_off_by_a_kill_is_left_out(tmp_path):
+    (tmp_path / "probe.jsonl").write_text('{"step": 0, "a": 1}\n{"step": 3, "a"')
+    assert read_probe(tmp_path) == {"a": [1], "step": [0]}
+
+
 @pytest.mark.parametrize(("content", "message"), [(None, "--probe"), ("", "empty"), ("[]\n", "line 1")])
 def test_records_that_are_not_there(tmp_path, content, message):
     if content is not None:
@@ -198,6 +240,14 @@ def test_a_twin_is_the_most_likely_false_negative():
     assert forgiven == 1
 
 
+def test_coverage_of_galleries_of_several_sizes():
+    """The same ranking twice: of the top 10 exactly k are among the first k, in a gallery of any size."""
+    scores = torch.rand(4, 30, generator=torch.Generator().manual_seed(0))
+    for curve in gallery_coverage(scores, scores, [20, 30], draws=3, generator=torch.Generator()):
+        assert curve.coverage == pytest.approx([min(k, 10) / 10 for k in range(1, curve.gallery + 1)])
+        assert curve.needed_for_99 == 10
+
+
 def test_coverage_by_hand():
     plain = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
     full = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
@@ -213,6 +263,12 @@ def test_counted_operations_are_the_closed_forms(tiny_model):
     assert flops["visual"] == 4 * 3 * 2 * (16 * 3 * 64 * 16 + 16 * 16)
     assert flops["text"] == 4 * 2 * 16 * 16 * 16
     assert flops["temporal"] == 4 * 2 * Transformer(width=16, layers=2).macs(tokens=3)
+
+
+def test_operations_are_counted_wherever_the_model_is(tiny_model):
+    """As on a graphics card: inputs must go where the weights are."""
+    here = count_flops(tiny_model, batch=4, frames=3)
+    assert count_flops(copy.deepcopy(tiny_model).to("meta"), batch=4, frames=3) == here
 
 
 def test_counted_operations_of_psi_are_the_closed_form():
@@ -297,60 +353,24 @@ def test_logistic_regression_finds_the_minimum():
     assert slope.abs().max() < 1e-8
 
 
-def ablation_table(names):
-    cell = {"mean": 0.5, "sd": 0.01, "low": 0.4, "high": 0.6, "p_value": None}
-    rows = [{"name": name, "seeds": [0], "text_to_video": {"recall_at_1": cell}} for name in names]
-    return {"title": "Sharpness", "provenance": "toy.", "rows": rows}
+def test_histograms_of_nothing_are_empty():
+    table = histograms({"a": torch.full((3,), float("nan"))}, bins=2)
+    assert table["edge"].tolist() == [0, 0.5]
+    assert table["a"].tolist() == [0, 0]
 
 
-def test_ablation_rows_with_numbers_are_put_in_order(tmp_path):
-    (tmp_path / "table.json").write_text(json.dumps(ablation_table(["alpha 2", "alpha 10", "alpha 0.5"])))
-    found = read_ablation(tmp_path)
-    assert [point.value for point in found.points] == [0.5, 2, 10]
-    assert found.reference == "alpha 2"
+def steps(**changes):
+    column = {"step_error": 0.1, "step_feasible": 1.0, "step_descends": 1.0}
+    column |= {"step_learned": 0.1, "step_analytic": 0.2}
+    found = {f"{name}/{kind}": [x] * 4 for name, x in column.items() for kind in ("positive", "negative")}
+    found |= {"step": [0, 1, 2, 3], "loss_before": [1.0] * 4, "loss_analytic": [0.5, 0.5, 2.0, 1.0]}
+    return {name: torch.tensor(column, dtype=torch.float64) for name, column in (found | changes).items()}
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "gare ablate"), ("{}", "not a table")])
-def test_ablation_that_is_not_there(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "table.json").write_text(content)
-    with pytest.raises(EvaluationError, match=message):
-        read_ablation(tmp_path)
-
-
-def test_numbers_come_back_and_only_for_their_fingerprint(tmp_path):
-    store = NumberStore(tmp_path)
-    numbers = Numbers.of({"x": torch.tensor(1.5), "y": float("nan")}, {"t": {"a": [1, 2], "b": ["p", "q"]}})
-    store.save("tension", "f1", numbers, 0.1)
-    assert store.load("tension", "f1") == Numbers(
-        {"x": 1.5, "y": None}, {"t": {"a": [1, 2], "b": ["p", "q"]}}
-    )
-    assert store.load("tension", "f2") is None
-    assert store.load("geometry", "f1") is None
-    (tmp_path / "tension.t.parquet").write_bytes(b"PAR1 damaged")
-    with pytest.raises(EvaluationError, match="--force"):
-        store.load("tension", "f1")
-
-
-def test_claims_say_what_is_missing():
-    claims = judge_claims({})
-    assert all(claim.holds is None and claim.measured.startswith("needs") for claim in claims)
-
-
-def test_claims_are_judged_by_their_numbers():
-    curve = {"start": 80.0, "end": 100.0, "lowest": 70.0, "lowest_at": 0.4, "highest": 100.0}
-    names = ("angle_to_gap/positive", "angle_to_gap/negative", "angle_to_own/positive")
-    values = {name: curve for name in names}
-    found = {claim.says: claim for claim in judge_claims({"dynamics": Numbers(values)})}
-    assert found["The angle between Δ and the gap becomes obtuse"].holds
-    assert found["The angle between Δ and t falls, then rises"].holds
-    rising = {name: {**curve, "lowest": 80.0, "end": 85.0} for name in names}
-    found = {claim.says: claim for claim in judge_claims({"dynamics": Numbers(rising)})}
-    assert found["The angle between Δ and the gap becomes obtuse"].verdict == "does not hold here"
-    assert found["The angle between Δ and t falls, then rises"].holds is False
-
-
-def test_probes_are_chosen_by_name():
-    assert [probe.name for probe in choose_probes("")] == list(PROBES)
-    with pytest.raises(EvaluationError, match="tension"):
-        choose_probes("tensions")
+def test_a_loss_that_stays_has_not_descended():
+    """Lower twice, higher once, the same once; where no pair has a step, there is nothing to judge."""
+    assert step_summary(steps())["loss_descended"] == 0.5
+    feasible = {f"step_feasible/{kind}": [1.0, 1.0, 1.0, 0.0] for kind in ("positive", "negative")}
+    found = step_summary(steps(**feasible))
+    assert found["num_stepped"] == 3
+    assert found["loss_descended"] == pytest.approx(2 / 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ class AblationPoint:
 
     name: str
     value: float | None
-    """The number in the row's name (alpha 0.5 → 0.5), if every row has one."""
+    """The number in the row's name (alpha 0.5 → 0.5), if it is named like the first row."""
     mean: float
     std: float | None
     low: float
@@ -31,7 +32,7 @@ class AblationPoint:
 
 @dataclass(frozen=True)
 class AblationFigure:
-    """A table in the order to be drawn: by value if there is one. `reference` is its first row."""
+    """A table in the order to be drawn: by value, then rows without one. `reference` is its first row."""
 
     title: str
     provenance: str
@@ -67,19 +68,16 @@ def read_ablation(folder: Path) -> AblationFigure:
         ) from None
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise EvaluationError(f"{path} is not a table of 'gare ablate' ({error}); run it again") from None
-    if all(point.value is not None for point in figure.points):
-        ordered = sorted(figure.points, key=lambda point: point.value or 0.0)
-        return AblationFigure(figure.title, figure.provenance, figure.reference, ordered)
-    return figure
+    ordered = sorted(figure.points, key=lambda point: math.inf if point.value is None else point.value)
+    return AblationFigure(figure.title, figure.provenance, figure.reference, ordered)
 
 
 def row_values(names: list[str]) -> list[float | None]:
-    """The number each name ends with, if all names are the same but for it.
+    """The number each name ends with, for those that are the same as the first but for it.
 
-    >>> row_values(["alpha 2", "alpha 0.5"]), row_values(["full", "no KL"])
-    ([2.0, 0.5], [None, None])
+    >>> row_values(["sigma 2", "sigma 0.5", "unit, sigma 1"]), row_values(["full", "no KL"])
+    ([2.0, 0.5, None], [None, None])
     """
     found = [re.fullmatch(r"(.*?)\s*(-?\d+(?:\.\d+)?)", name) for name in names]
-    if all(found) and len({match[1] for match in found if match}) == 1:
-        return [float(match[2]) for match in found if match]
-    return [None] * len(names)
+    stem = found[0][1] if found and found[0] else None
+    return [float(match[2]) if match and match[1] == stem else None for match in found]

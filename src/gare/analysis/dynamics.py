@@ -64,7 +64,9 @@ def read_probe(folder: Path) -> dict[str, list[float]]:
             f"{folder} has no {PROBE_FILE}; train with 'gare train … --probe', or leave --run out"
         )
     records: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]  # a kill may have cut off the last line
+    for number, line in enumerate(whole.splitlines(), start=1):
         try:
             records.append({key: float(value) for key, value in json.loads(line).items()})
         except (ValueError, AttributeError, TypeError):

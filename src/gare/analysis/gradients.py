@@ -101,16 +101,25 @@ def opposition(pulls: Pulls) -> Tensor:
 
 @torch.enable_grad()
 def autograd_difference(vectors: PairVectors, *, temperature: float) -> float:
-    """Largest difference of closed form and autograd on a batch, relative to the largest gradient."""
+    """Largest difference of closed form and autograd, on increments and on texts, relative to the largest."""
+    on_text = vectors.corrected_side == "text"
     increment_TVD = vectors.increment_TVD.detach().double().requires_grad_()
     own_TVD, other_TVD = vectors.own_TVD.double(), vectors.other_TVD.double()
+    doubled = PairVectors(own_TVD, other_TVD, increment_TVD.detach(), vectors.corrected_side)
+    text_TD = (own_TVD if on_text else other_TVD)[:, 0].clone().requires_grad_()
+    text_TVD = text_TD[:, None].expand_as(own_TVD)
+    own_TVD, other_TVD = (text_TVD, other_TVD) if on_text else (own_TVD, text_TVD)
     logits_TV = F.cosine_similarity(own_TVD + increment_TVD, other_TVD, dim=-1) / temperature
     target = torch.arange(len(logits_TV))
     loss = (F.cross_entropy(logits_TV, target) + F.cross_entropy(logits_TV.mT, target)) / 2
-    (expected_TVD,) = torch.autograd.grad(loss, increment_TVD)
-    doubled = PairVectors(own_TVD, other_TVD, increment_TVD.detach(), vectors.corrected_side)
-    actual_TVD = increment_gradients(doubled, temperature=temperature)
-    return float((actual_TVD - expected_TVD).abs().max() / expected_TVD.abs().max())
+    expected = torch.autograd.grad(loss, (increment_TVD, text_TD))
+    pulls = text_pulls(doubled, temperature=temperature)
+    actual = (increment_gradients(doubled, temperature=temperature), pulls.total_TD)
+    differences = []
+    for found, wanted in zip(actual, expected, strict=True):
+        scale = wanted.abs().max()
+        differences.append((found - wanted).abs().max() / scale.where(scale > 0, torch.ones_like(scale)))
+    return float(torch.stack(differences).max())
 
 
 @dataclass(frozen=True)

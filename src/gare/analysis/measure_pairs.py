@@ -5,6 +5,7 @@ Shapes: T texts, V videos, D embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -42,21 +43,23 @@ MOST_VIDEOS = 1000
 
 def measure_tension(study: Study) -> Numbers:
     """The pulls of InfoNCE on texts and on increments, dimension by dimension."""
+    study.need_videos(2)
     values: dict[str, Any] = {}
     tables: dict[str, dict[str, Tensor]] = {}
     for role, view in study.views.items():
-        values[role], tables[role] = _tension(view)
+        values[role], tables[role] = tension_of(view)
     return Numbers.of(values, tables)
 
 
-def _tension(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def tension_of(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Values, and a table with one row a dimension."""
     temperature = view.subject.temperature
     parts: dict[str, list[Tensor]] = {"positive": [], "negative": [], "sum": []}
     found: dict[str, list[Tensor]] = {"cancellation": [], "cancellation_one_way": [], "opposition": []}
     on_positive: list[Tensor] = []
     on_negative: list[Tensor] = []
     norms: list[GradientNorms] = []
-    difference = 0.0
+    differences: list[float] = []
     for vectors in view.batches():
         pulls = text_pulls(vectors, temperature=temperature)
         parts["positive"].append(pulls.positive_TD)
@@ -69,11 +72,11 @@ def _tension(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
         gradient_TVD = increment_gradients(vectors, temperature=temperature)
         norms.append(GradientNorms.of(gradient_TVD))
         on_positive.append(gradient_TVD[range(len(gradient_TVD)), range(len(gradient_TVD))])
-        # Mean and mean square over the negatives of each text are enough for mean and variance over all.
+        # Batches are of one size, so their means and mean squares give mean and variance over all pairs.
         others = ~torch.eye(len(gradient_TVD), dtype=torch.bool)
         flat = gradient_TVD[others]
         on_negative.append(torch.stack([flat.mean(dim=0), flat.square().mean(dim=0)]))
-        difference = max(difference, autograd_difference(vectors.few(16), temperature=temperature))
+        differences.append(autograd_difference(vectors.few(16), temperature=temperature))
     table = {"dimension": torch.arange(parts["sum"][0].shape[1])}
     for name, rows in parts.items():
         table |= _columns(name, DimensionStatistics.of(torch.cat(rows)))
@@ -86,6 +89,7 @@ def _tension(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
     lengths = {f"{name}_norm": float(torch.cat(rows).norm(dim=-1).mean()) for name, rows in parts.items()}
     return {
         "label": view.label,
+        "with_increments": view.with_increments,
         "batch_size": len(parts["sum"][0]),
         "num_batches": len(norms),
         "temperature": temperature,
@@ -93,7 +97,7 @@ def _tension(view: View) -> tuple[dict[str, Any], dict[str, Tensor]]:
         **lengths,
         "delta_norm_positive": sum(x.positive for x in norms) / len(norms),
         "delta_norm_negative": sum(x.negative for x in norms) / len(norms),
-        "autograd_difference": difference,
+        "autograd_difference": float(torch.tensor(differences, dtype=torch.float64).max()),
     }, table
 
 
@@ -190,6 +194,7 @@ def _p_value(first: View, second: View) -> float:
 def measure_trust_region(study: Study) -> Numbers:
     """Learned increments against the closed form; with a run, every recorded update against its own."""
     study.need_increments()
+    study.need_videos(2)
     agreement: dict[str, list[Tensor]] = {"positive": [], "negative": []}
     losses: dict[str, list[float]] = {}
     for vectors in study.model_view.batches():
@@ -208,24 +213,29 @@ def measure_trust_region(study: Study) -> Numbers:
         kept = {
             name: records[name] for name in records if name == "step" or name.startswith(("step_", "loss_"))
         }
-        if "step_error/positive" in kept:
+        if any(math.isfinite(error) for error in kept.get("step_error/positive", [])):
             tables["steps"] = {name: torch.tensor(column) for name, column in kept.items()}
-            values["run"] = _step_summary(tables["steps"])
+            values["run"] = step_summary(tables["steps"])
     return Numbers.of(values, tables)
 
 
-def _step_summary(steps: dict[str, Tensor]) -> dict[str, Any]:
+def step_summary(steps: dict[str, Tensor]) -> dict[str, Any]:
+    """The recorded updates of a run in a few numbers."""
     error = steps["step_error/positive"]
     error = error[error.isfinite()]
     quarter = max(1, len(error) // 4)
     third = error[-2 * quarter : -quarter] if len(error) >= 2 * quarter else error
-    descended = steps["loss_analytic"] <= steps["loss_before"]
+    # Where no pair has a closed-form step nothing moved, which is neither descent nor the lack of it.
+    feasible = [steps[f"step_feasible/{kind}"].nan_to_num() for kind in ("positive", "negative")]
+    moved = torch.stack(feasible).sum(dim=0) > 0
+    descended = (steps["loss_analytic"] < steps["loss_before"])[moved]
     summary: dict[str, Any] = {
         "num_records": len(steps["step"]),
         "error_first_quarter": float(error[:quarter].max()),
         "error_third_quarter": float(third.mean()),
         "error_last_quarter": float(error[-quarter:].mean()),
         "error_largest": float(error.max()),
+        "num_stepped": int(moved.sum()),
         "loss_descended": float(descended.double().mean()),
     }
     for name in ("error", "feasible", "descends", "learned", "analytic"):
@@ -237,9 +247,10 @@ def _step_summary(steps: dict[str, Tensor]) -> dict[str, Any]:
 def measure_bottleneck(study: Study) -> Numbers:
     """Increments of the whole split a few videos at a time: distance to the prior, spectra, information."""
     study.need_increments()
+    study.need_videos(2)
     subject, size = study.subject, min(len(study.subject.video), MOST_VIDEOS)
     generator = torch.Generator().manual_seed(0)
-    offset = torch.randint(1, max(2, size), (size,), generator=generator)
+    offset = torch.randint(1, size, (size,), generator=generator)
     negative_of = (torch.arange(size) + offset) % size
     moments = gather_moments(
         lambda rows: increments(subject.model, subject.text[:size], subject.video[rows]), size, negative_of

@@ -15,7 +15,7 @@ from gare.analysis.flops import BATCH, FRAMES, count_flops, count_parameters, pa
 from gare.analysis.negatives import HardNegatives, examples, false_negatives, forgiven_recall, hard_negatives
 from gare.analysis.pairs import unit
 from gare.analysis.statistics import Paired, Spread
-from gare.analysis.store import Numbers
+from gare.analysis.store import Numbers, fingerprint
 from gare.analysis.study import NotMeasured, Study
 from gare.analysis.subject import Subject
 from gare.analysis.timing import measure_costs
@@ -33,7 +33,11 @@ def measure_dynamics(study: Study) -> Numbers:
     if study.run is None:
         raise NotMeasured("No training run was given: pass --run FOLDER of a 'gare train … --probe'.")
     records = {name: torch.tensor(column) for name, column in read_probe(study.run).items()}
-    values: dict[str, Any] = {"num_records": len(records["step"]), "last_step": int(records["step"][-1])}
+    values: dict[str, Any] = {
+        "side": study.subject.model.config.interaction.corrected_side,
+        "num_records": len(records["step"]),
+        "last_step": int(records["step"][-1]),
+    }
     for name, column in records.items():
         if name != "step":
             values[name] = curve_summary(column)
@@ -59,8 +63,7 @@ def curve_summary(column: Tensor) -> dict[str, float]:
 def measure_hard_negatives(study: Study) -> Numbers:
     """Close videos before and after the increment, and pairs that may match without being annotated."""
     subject, gallery = study.subject, study.gallery
-    if len(gallery.videos) < 3:
-        raise NotMeasured("The split has fewer than three videos.")
+    study.need_videos(3)
     before, after = subject.geometry.plain_cosine, subject.geometry.cosine
     found = hard_negatives(before, after, subject.text.text_TD)
     chosen = examples(found) if study.has_increments else {"first": 0}
@@ -132,14 +135,15 @@ def thumbnail_path(study: Study, video_id: str) -> Any:
 
 
 def thumbnail_name(video_id: str) -> str:
-    """A file name for any id.
+    """A file name for any id; a long one (file systems stop at 255 bytes) ends in a hash.
 
     >>> thumbnail_name("clips/a b.mp4")
     'clips%2Fa%20b.mp4.jpg'
     """
     from urllib.parse import quote
 
-    return quote(video_id, safe="") + ".jpg"
+    name = quote(video_id, safe="")
+    return f"{name if len(name) <= 150 else f'{name[:120]}-{fingerprint(video_id)}'}.jpg"
 
 
 def mean_vectors(subject: Subject) -> Tensor:
@@ -167,8 +171,7 @@ def measure_coverage(study: Study) -> Numbers:
         {
             "gallery": curve.gallery,
             "needed_for_99": curve.needed_for_99,
-            "at_50": curve.coverage[min(50, curve.gallery) - 1],
-            "at_100": curve.coverage[min(100, curve.gallery) - 1],
+            **{f"at_{k}": curve.coverage[k - 1] if k <= curve.gallery else None for k in (10, 50, 100)},
         }
         for curve in curves
     ]
@@ -185,6 +188,9 @@ def measure_efficiency(study: Study) -> Numbers:
             "model": study.subject,
         }
     )
+    # Counted before timing, which moves the models to the study's device.
+    parameters = {role: count_parameters(subject.model) for role, subject in views.items()}
+    flops = {role: count_flops(subject.model) for role, subject in views.items()}
     costs = measure_costs(
         {
             f"{role}/{name}": call
@@ -198,8 +204,8 @@ def measure_efficiency(study: Study) -> Numbers:
         "batch": BATCH,
         "frames": FRAMES,
         "device": _describe(study.device),
-        "parameters": {role: count_parameters(subject.model) for role, subject in views.items()},
-        "flops": {role: count_flops(subject.model) for role, subject in views.items()},
+        "parameters": parameters,
+        "flops": flops,
         "costs": costs,
         "timed_pairs": TIMED_PAIRS,
         "pairs_scored": [len(study.subject.text), len(study.subject.video)],

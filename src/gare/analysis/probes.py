@@ -13,7 +13,7 @@ from gare.analysis.study import Study
 from gare.analysis.style import Picture
 from gare.errors import EvaluationError
 
-VERSION = 1
+VERSION = 2
 """Raise it when the numbers of a probe change their meaning: stored ones are then measured again."""
 
 

@@ -19,15 +19,19 @@ from gare.evaluate.run import weights_hash
 REPORT_FILE = "report.html"
 
 
-def write_report(analysis: Analysis, *, title: str) -> Path:
-    """Write report.html and claims.json into the analysis' folder."""
-    path = analysis.folder / REPORT_FILE
+def write_report(analysis: Analysis, *, title: str, file: str = REPORT_FILE) -> Path:
+    """Write a page into the analysis' folder; with the report itself, claims.json."""
+    path = analysis.folder / file
     path.write_text(html_report(analysis, title=title), encoding="utf-8")
+    if file != REPORT_FILE:
+        return path
     claims = [
         {"claim": c.says, "verdict": c.verdict, "measured": c.measured, "rule": c.rule, "probe": c.section}
         for c in analysis.claims
     ]
-    (analysis.folder / "claims.json").write_text(json.dumps(claims, indent=1, ensure_ascii=False) + "\n")
+    (analysis.folder / "claims.json").write_text(
+        json.dumps(claims, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -87,7 +91,8 @@ def _claims(claims: Sequence[Claim]) -> str:
     return (
         '<h2 id="claims">Claims of the paper</h2><p>Each line is judged by the rule beneath it on this model '
         "and these data, which are not the paper's.</p>"
-        '<div class="scroll"><table><tr><th>The paper says</th><th>Here</th><th>Measured</th></tr>'
+        '<div class="scroll" tabindex="0"><table>'
+        "<tr><th>The paper says</th><th>Here</th><th>Measured</th></tr>"
         f"{''.join(rows)}</table></div>"
     )
 
@@ -111,7 +116,7 @@ def _data_card(analysis: Analysis) -> str:
         "Fingerprint": study.gallery.fingerprint,
     }
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
-    return f'<h2 id="data">Data card</h2><div class="scroll"><table>{rows}</table></div>'
+    return f'<h2 id="data">Data card</h2><div class="scroll" tabindex="0"><table>{rows}</table></div>'
 
 
 def _section(part: Section, folder: Path) -> str:
@@ -148,11 +153,14 @@ def _config(analysis: Analysis) -> str:
     blocks = [("Model", study.subject.model.config.to_values())]
     if study.baseline is not None:
         blocks.append(("Baseline", study.baseline.model.config.to_values()))
-    shown = "".join(
-        f"<details><summary>{name}</summary><pre>{escape(json.dumps(values, indent=2))}</pre></details>"
-        for name, values in blocks
+    shown = [(name, json.dumps(values, indent=2, ensure_ascii=False)) for name, values in blocks]
+    if study.run is not None and (study.run / "config.toml").is_file():
+        shown.append(("Training run", (study.run / "config.toml").read_text(encoding="utf-8")))
+    details = "".join(
+        f'<details><summary>{name}</summary><pre tabindex="0">{escape(text)}</pre></details>'
+        for name, text in shown
     )
-    return f'<h2 id="config">Settings</h2>{shown}'
+    return f'<h2 id="config">Settings</h2>{details}'
 
 
 def _code(text: str) -> str:

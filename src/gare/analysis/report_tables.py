@@ -34,9 +34,8 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, t
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return (
-        f"<h3>{escape(title)}</h3><div class=scroll><table><tr>{line(header, 'th')}</tr>{body}</table></div>"
-    )
+    head = f"<tr>{line(header, 'th')}</tr>"
+    return f"<h3>{escape(title)}</h3><div class=scroll tabindex=0><table>{head}{body}</table></div>"
 
 
 def _geometry(numbers: Numbers) -> str:
@@ -161,14 +160,15 @@ def _coverage(numbers: Numbers) -> str:
     rows = [
         [
             f"{curve['gallery']} videos",
-            percent(curve["at_50"]),
-            percent(curve["at_100"]),
+            *("–" if curve[f"at_{k}"] is None else percent(curve[f"at_{k}"]) for k in (10, 50, 100)),
             str(curve["needed_for_99"] or "all"),
         ]
         for curve in numbers.values["curves"]
     ]
     return table(
-        "Share of GARE's top 10 among k candidates", ["gallery", "k = 50", "k = 100", "k for 99 %"], rows
+        "Share of GARE's top 10 among k candidates",
+        ["gallery", "k = 10", "k = 50", "k = 100", "k for 99 %"],
+        rows,
     )
 
 

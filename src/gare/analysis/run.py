@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gare.analysis.claims import Claim, judge_claims
-from gare.analysis.probes import Probe, probe_fingerprint
+from gare.analysis.probes import PROBES, Probe, probe_fingerprint
 from gare.analysis.store import Numbers, NumberStore
 from gare.analysis.study import NotMeasured, Study
 from gare.analysis.style import Picture, save_picture
@@ -81,7 +81,10 @@ def analyse(
             save_picture(picture, folder / "figures")
         sections.append(Section(probe, numbers, reason, pictures))
     known = {part.probe.name: part.numbers for part in sections if part.numbers is not None}
-    return Analysis(study, sections, judge_claims(known), folder, time.perf_counter() - start)
+    left_out = {name: "left out by --only" for name in PROBES}
+    left_out |= {part.probe.name: part.reason for part in sections}
+    left_out = {name: reason for name, reason in left_out.items() if reason}
+    return Analysis(study, sections, judge_claims(known, left_out), folder, time.perf_counter() - start)
 
 
 def _measure(

@@ -72,10 +72,13 @@ class Paired:
 
 
 def histograms(columns: dict[str, Tensor], bins: int = 60) -> dict[str, Tensor]:
-    """Densities over shared bins: `edge` is the left end of each bin, then one column for each name."""
+    """Densities over shared bins: `edge` is the left end of each bin, then one column for each name.
+
+    Without a single number (angles where no pair has an increment) all are zero.
+    """
     kept = {name: values[values.isfinite()].flatten().double() for name, values in columns.items()}
     everything = torch.cat(list(kept.values()))
-    low, high = float(everything.min()), float(everything.max())
+    low, high = (float(everything.min()), float(everything.max())) if len(everything) else (0.0, 1.0)
     if not high > low:
         low, high = low - 0.5, low + 0.5
     width = (high - low) / bins

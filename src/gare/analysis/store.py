@@ -53,6 +53,7 @@ class NumberStore:
         from pyarrow import parquet
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.path(probe).unlink(missing_ok=True)  # else a stop halfway leaves old values with new tables
         for name, columns in numbers.tables.items():
             parquet.write_table(pa.table(columns), self.table_path(probe, name))
         record = {

@@ -80,6 +80,10 @@ class Study:
         found = {"model": self.model_view}
         return found if self.baseline_view is None else {"baseline": self.baseline_view, **found}
 
+    def need_videos(self, number: int) -> None:
+        if len(self.gallery.videos) < number:
+            raise NotMeasured(f"The split has {len(self.gallery.videos)} videos; this part needs {number}.")
+
     def need_increments(self) -> None:
         if not self.has_increments:
             raise NotMeasured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def save_picture(picture: Picture, folder: Path) -> dict[str, Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
-    with matplotlib.rc_context(SETTINGS):  # type: ignore[arg-type]
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
+        # A caption in a script the font lacks is drawn as boxes; the tables of the report have it whole.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=picture.size, layout="constrained")
         FigureCanvasAgg(figure)
         picture.draw(figure)

@@ -68,7 +68,7 @@ class Subject:
 
     @property
     def temperature(self) -> float:
-        return 1 / float(self.model.logit_scale)
+        return 1 / float(self.model.logit_scale.detach())
 
     @cached_property
     def geometry(self) -> PairGeometry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from gare.cli.options import choose_device
+from gare.errors import EvaluationError
 
 if TYPE_CHECKING:
     from gare.analysis.run import Analysis
@@ -62,6 +64,7 @@ def analyze(
 
     probes = choose_probes("hard_negatives" if false_negatives else only)
     place = choose_device(device)
+    _open_folder(out)
     source = FrameSource.open(data, frames, allow_missing=allow_missing)
     gallery = Gallery.open(source, split)  # type: ignore[arg-type]
     loaded = GARE.from_pretrained(model).to(place)
@@ -79,13 +82,30 @@ def analyze(
         )
         analysis = analyse(study, probes, out, force=force, say=_probing(bar, len(probes)))
     name = "/".join(Path(model).parts[-2:])
-    report = write_report(analysis, title=f"Analysis of {name} on {source.manifest.header.name}")
+    kind = "False negatives by" if false_negatives else "Analysis of"
+    report = write_report(
+        analysis,
+        title=f"{kind} {name} on {source.manifest.header.name}",
+        file="false-negatives.html" if false_negatives else "report.html",  # never in place of a whole report
+    )
     if as_json:
-        typer.echo(json.dumps(_to_json(analysis), ensure_ascii=False))
+        typer.echo(json.dumps(_to_json(analysis, report), ensure_ascii=False))
     elif false_negatives:
         typer.echo(_suspects(analysis))
     else:
         typer.echo(_summary(analysis, report))
+
+
+def _open_folder(out: Path) -> None:
+    """Now, not after minutes of encoding."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise EvaluationError(
+            f"cannot write to {out} ({error.strerror}); give another folder with --out"
+        ) from None
 
 
 def _encoding(bar: Progress) -> Callable[[str, int, int], None]:
@@ -103,7 +123,7 @@ def _probing(bar: Progress, total: int) -> Callable[[str], None]:
     task = bar.add_task("probes", total=total)
 
     def say(message: str) -> None:
-        bar.console.print(message, highlight=False, markup=False)
+        bar.console.print(message, highlight=False, markup=False, soft_wrap=True)
         bar.advance(task)
 
     return say
@@ -116,17 +136,17 @@ def _summary(analysis: Analysis, report: Path) -> str:
 
 
 def _suspects(analysis: Analysis) -> str:
-    from gare.analysis.figures.text import percent
+    from gare.analysis.figures.text import one_line, percent
 
     found = analysis.sections[0].numbers
     if found is None:
         return analysis.sections[0].reason
     table, values = found.tables["false_negatives"], found.values
     columns = ("evidence", "video_a", "video_b", "confused", "caption_a", "caption_b")
-    rows = [
-        f"{evidence:.2f}\t{first}\t{second}\t{'confused' if mixed else '-'}\t{one}\t{two}"
-        for evidence, first, second, mixed, one, two in zip(*(table[name] for name in columns), strict=True)
-    ]
+    rows = []
+    for evidence, first, second, mixed, one, two in zip(*(table[name] for name in columns), strict=True):
+        words = (first, second, "confused" if mixed else "-", one, two)
+        rows.append("\t".join([f"{evidence:.2f}", *map(one_line, words)]))
     rows.append(
         f"# {len(rows)} pairs; R@1 {percent(values['recall_at_1'])}, "
         f"{percent(values['recall_at_1_forgiven'])} if all of them were matches"
@@ -134,9 +154,9 @@ def _suspects(analysis: Analysis) -> str:
     return "\n".join(rows)
 
 
-def _to_json(analysis: Analysis) -> dict[str, object]:
+def _to_json(analysis: Analysis, report: Path) -> dict[str, object]:
     return {
-        "report": str(analysis.folder / "report.html"),
+        "report": str(report),
         "claims": [
             {"claim": c.says, "holds": c.holds, "measured": c.measured, "rule": c.rule, "probe": c.section}
             for c in analysis.claims

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from gare.types import TextFeatures, VideoFeatures
 Result = TypeVar("Result")
 _CACHED_TEXTS = 1024
 _CANDIDATES_FOR_S = 5.0
+_CLOSE_S = 10.0
 _log = logging.getLogger("gare.serve")
 
 
@@ -56,7 +58,8 @@ class _Task:
     loop: asyncio.AbstractEventLoop
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        self.loop.call_soon_threadsafe(self._set, result, error)
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            self.loop.call_soon_threadsafe(self._set, result, error)
 
     def _set(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():
@@ -106,9 +109,10 @@ class Engine:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(timeout=10)
+                thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     async def search(self, search: Search) -> list[SearchHit]:
         hits: list[SearchHit] = await self._submit(search)
@@ -143,6 +147,9 @@ class Engine:
         while (batch := self._take(is_first)) is not None:
             try:
                 self._answer([task for task in batch if not task.future.cancelled()])
+            except Exception as error:  # here, for all of it: a thread that ends would leave people waiting
+                for task in batch:
+                    task.finish(error=error)
             finally:
                 with self._changed:
                     self._num_busy -= 1
@@ -151,7 +158,7 @@ class Engine:
         try:
             self.library.searcher.text_probe([Term("a warm-up")])
         except Exception as error:
-            self.problem = str(error)
+            self.problem = str(error) or type(error).__name__
             _log.error("model", extra={"fields": {"problem": str(error)}})
         with self._changed:
             self._is_loaded = True
@@ -189,37 +196,24 @@ class Engine:
             for task in batch:
                 task.finish(error=Problem(503, "not_ready", self.problem, retry_after=30))
         elif batch and not isinstance(batch[0].work, Search):
-            self._call(batch[0], batch[0].work)
+            with self._encoding:
+                batch[0].finish(batch[0].work())
         elif batch:
             self._search([(task, task.work) for task in batch if isinstance(task.work, Search)])
 
-    def _call(self, task: _Task, function: Callable[[], Any]) -> None:
-        try:
-            with self._encoding:
-                result = function()
-        except Exception as error:
-            task.finish(error=error)
-        else:
-            task.finish(result)
-
     def _search(self, batch: Sequence[tuple[_Task, Search]]) -> None:
-        """One failure is that search's own, unless it is of what they share."""
+        """One failure is that search's own, unless it is of what they share: that is raised."""
         started = time.perf_counter()
         self.metrics.batch.observe(len(batch))
         found: list[tuple[_Task, list[Found]]] = []
-        try:
-            texts = self._encode([search for _, search in batch])
-            candidates = self._default_candidates()
-            for task, search in batch:
-                try:
-                    found.append((task, self._find(search, texts, candidates)))
-                except Exception as error:
-                    task.finish(error=error)
-            shown = self.library.searcher.show([items for _, items in found])
-        except Exception as error:
-            for task, _ in batch:
+        texts = self._encode([search for _, search in batch])
+        candidates = self._default_candidates()
+        for task, search in batch:
+            try:
+                found.append((task, self._find(search, texts, candidates)))
+            except Exception as error:
                 task.finish(error=error)
-            return
+        shown = self.library.searcher.show([items for _, items in found])
         for (task, _), hits in zip(found, shown, strict=True):
             task.finish(hits)
         self.metrics.search_seconds.observe(time.perf_counter() - started)
@@ -227,6 +221,9 @@ class Engine:
     def _encode(self, searches: Sequence[Search]) -> dict[str, TextFeatures]:
         """Every text of the batch, and in the same call of the encoder what is asked next."""
         wanted = _texts_of(searches)
+        found = {text: known for text in wanted if (known := self._texts.get(text)) is not None}
+        if len(found) == len(wanted):
+            return found  # without waiting for whoever has the encoder, with a clip maybe
         with self._encoding:
             texts = [text for text in wanted if text not in self._texts]
             if texts:

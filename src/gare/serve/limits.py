@@ -20,6 +20,7 @@ from gare.serve.problems import Problem, answer
 UPLOAD_PATH = "/api/v1/search/upload"
 _API = "/api/v1"
 _ALWAYS = ("/api/v1/health", "/metrics")  # an operator must see in when all is busy
+_OWN_HEAD = ("/video", "/events")  # files are not read for it, and streams have no end to wait for
 _log = logging.getLogger("gare.serve")
 _HEADERS = [
     (b"x-gare-version", __version__.encode()),
@@ -46,7 +47,10 @@ class LimitRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["request_id"] = secrets.token_hex(6)
+        is_head = scope["method"] == "HEAD" and not scope["path"].endswith(_OWN_HEAD)
+        # Whatever can be read can be asked about: it is made, and its body left out.
+        scope = {**scope, "request_id": secrets.token_hex(6), **({"method": "GET"} if is_head else {})}
+        send = _without_body(send) if is_head else send
         exchange = _Exchange(scope, receive, send, self._options)
         self._in_work += 1
         self._metrics.in_work.set(self._in_work)
@@ -106,6 +110,13 @@ def _route(scope: Scope) -> str:
     path = getattr(scope.get("route"), "path", None) or "other"
     is_short = scope["path"].startswith(_API) and not path.startswith(_API)
     return f"{_API}{path}" if is_short and path != "other" else path
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_head
 
 
 class _ClientGone(Exception):

@@ -81,7 +81,7 @@ def video_response(video: OpenVideo, headers: Mapping[str, str], method: str) ->
         "Content-Type": _TYPES.get(os.path.splitext(video.path)[1].lower(), "application/octet-stream"),
         "Content-Disposition": "inline",
     }
-    if headers.get("if-none-match") == video.etag:
+    if is_known(headers.get("if-none-match", ""), video.etag):
         video.close()
         return Response(status_code=304, headers=base)
     wanted = find_range(headers, video)
@@ -107,15 +107,28 @@ def find_range(
     asked = _RANGE.fullmatch(headers.get("range", "").strip())
     if asked is None or asked[0] == "bytes=-" or headers.get("if-range", video.etag) != video.etag:
         return None
-    if max(len(asked[1]), len(asked[2])) > _MOST_DIGITS:
-        return "unsatisfiable"
     if not asked[1]:  # the last so many bytes
-        length = min(int(asked[2]), video.size)
+        length = min(_number(asked[2]), video.size)
         return (video.size - length, video.size - 1) if length else "unsatisfiable"
-    first, last = int(asked[1]), min(int(asked[2] or video.size), video.size - 1)
-    if asked[2] and int(asked[2]) < first:
-        return None
-    return (first, last) if first < video.size else "unsatisfiable"
+    first, last = _number(asked[1]), _number(asked[2]) if asked[2] else video.size
+    if last < first:
+        return None if asked[2] else "unsatisfiable"
+    return (first, min(last, video.size - 1)) if first < video.size else "unsatisfiable"
+
+
+def is_known(asked: str, etag: str) -> bool:
+    """Whether the client has this version already (If-None-Match).
+
+    >>> is_known('"a", W/"b"', '"b"'), is_known("*", '"b"'), is_known('"a"', '"b"'), is_known("", '"b"')
+    (True, True, False, False)
+    """
+    named = [part.strip().removeprefix("W/") for part in asked.split(",")]
+    return etag in named or named == ["*"]
+
+
+def _number(digits: str) -> int:
+    """More digits than any file has bytes mean "to the end": Python refuses to read thousands of them."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 class _Stream(StreamingResponse):

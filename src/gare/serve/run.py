@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -58,7 +60,21 @@ def serve(
         limit_concurrency=4 * options.max_requests,
         backlog=512,
     )
-    _Server(config, service, on_started).run(sockets=[bound])
+    with _unwinding():
+        _Server(config, service, on_started).run(sockets=[bound])
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """uvicorn sends itself SIGTERM again when it is done; the library (and a demo's folder) is still open."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class _Server(uvicorn.Server):

@@ -58,7 +58,7 @@ class GuardRequests:
         if request.method in _SAFE:
             return
         origin = request.headers.get("origin")
-        is_foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+        is_foreign = origin is not None and _place(origin) != request.headers.get("host", "")
         if is_foreign or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Problem(403, "foreign_origin", "another web page asked for this; it was refused")
 
@@ -96,6 +96,14 @@ def host_name(header: str) -> str:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
         return ""
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None where there is none ("null", or what is no address at all)."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def local_target(target: str) -> str:

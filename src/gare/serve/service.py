@@ -74,6 +74,8 @@ class Service:
         given = [body.query is not None, bool(body.terms), body.like is not None, body.upload is not None]
         if sum(given) != 1:
             raise Problem(422, "bad_query", "search for one thing: query, terms, like or upload")
+        if more and body.query is None:
+            raise Problem(422, "bad_query", "unwanted words go with a query; pictures and items have none")
         terms: tuple[Term, ...] = ()
         if body.query is not None:
             terms = (*parse_query(body.query), *more)
@@ -95,11 +97,15 @@ class Service:
             candidates=body.candidates,
         )
 
-    async def find(self, body: schemas.SearchBody, item_id: str, more: tuple[Term, ...]) -> SearchHit | None:
-        """An item among the hits of a search, with its explanation."""
-        wide = body.model_copy(update={"offset": 0, "limit": 100, "explain": True})
-        hits = await self.engine.search(self._make_search(wide, more))
-        return next((hit for hit in hits if hit.id == item_id), None)
+    async def find(self, body: schemas.SearchBody, more: tuple[Term, ...], item_id: str) -> SearchHit | None:
+        """An item among the hits of a search, with its explanation. Most are near the top."""
+        for limit in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
+            wide = body.model_copy(update={"offset": 0, "limit": limit, "explain": True})
+            hits = await self.engine.search(self._make_search(wide, more))
+            hit = next((hit for hit in hits if hit.id == item_id), None)
+            if hit is not None or len(hits) <= limit:
+                return hit
+        return None
 
     async def count(self) -> int:
         """Items of the library, as of a second ago: a database counts row by row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -20,6 +21,7 @@ Result = TypeVar("Result")
 _ABOUT = """A library of videos that can be searched by what they show. Search first; hits have an id, a path
 and the moment (in seconds) where the video matches best."""
 _MOST = 50
+_in_turn = threading.Lock()
 
 
 def make_tool_server(library: Library) -> MCPServer:
@@ -67,12 +69,13 @@ def make_tool_server(library: Library) -> MCPServer:
 
 
 def _explained(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A mistake of the assistant is told to it in words it can use."""
+    """A mistake of the assistant is told to it in words it can use. One call at a time."""
 
     @functools.wraps(function)
     def wrapped(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         try:
-            return function(*arguments, **named)
+            with _in_turn:  # calls come in threads of their own, and tokenisers are not made for two
+                return function(*arguments, **named)
         except GareError as error:
             raise ToolError(str(error)) from None
 

@@ -51,6 +51,7 @@ class Uploads:
         self._kept: OrderedDict[str, KeptUpload] = OrderedDict()
         self._by_client: Counter[str] = Counter()
         self._num_busy = 0
+        self._is_closed = False
         self._folder = Path(tempfile.mkdtemp(prefix="gare-uploads-"))
         self._pools: asyncio.Queue[WorkerPool[Upload, np.ndarray | Failure]] = asyncio.Queue()
         limits = Limits(
@@ -65,6 +66,7 @@ class Uploads:
             self._pools.put_nowait(pool)
 
     def close(self) -> None:
+        self._is_closed = True
         for pool in self._all_pools:
             pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -131,43 +133,48 @@ class Uploads:
         return model.config.num_frames, model.backbone.image_format.size
 
     async def _decode(self, upload: Upload) -> np.ndarray:
-        pool = await self._pools.get()
-        try:
-            result = await asyncio.to_thread(_decode_in, pool, upload, self._options.decode_seconds)
-        finally:
-            self._pools.put_nowait(pool)
+        # A request that ran out of time must not give back a process that still works on its file: the next
+        # upload would get these frames. So that part goes on by itself.
+        result = await asyncio.shield(asyncio.ensure_future(self._decode_in_turn(upload)))
         if isinstance(result, Failure):
             self._metrics.uploads.labels("unreadable").inc()
             raise Problem(422, "unreadable_upload", f"the file cannot be used: {result.message}")
         return result
 
+    async def _decode_in_turn(self, upload: Upload) -> np.ndarray | Failure:
+        pool = await self._pools.get()
+        try:
+            return await asyncio.to_thread(self._decode_in, pool, upload)
+        finally:
+            self._pools.put_nowait(pool)
+
+    def _decode_in(
+        self, pool: WorkerPool[Upload, np.ndarray | Failure], upload: Upload
+    ) -> np.ndarray | Failure:
+        """One upload through one process. The pool ends what is too slow, too large or crashed."""
+        pool.submit(upload)
+        result: np.ndarray | Failure | None = None
+        # Starting a process, too, has its limit in the pool.
+        deadline = time.monotonic() + 4 * self._options.decode_seconds + 120
+        while time.monotonic() < deadline and not self._is_closed:  # a closed pool says nothing any more
+            try:
+                event = pool.next_event(timeout=1.0)
+            except Exception as error:  # of the decoder
+                return Failure("unreadable", f"it cannot be read: {error}")
+            if event is None:
+                continue
+            if event.lost is not None:
+                return Failure(event.lost.kind, f"decoding was stopped: {event.lost}")
+            if event.result is not None:
+                result = event.result
+            if event.is_last:
+                break
+        return result if result is not None else Failure("unreadable", "it gave no frame")
+
 
 def _copy(file: UploadFile, path: Path) -> None:
     with open(path, "xb", opener=partial(os.open, mode=0o600)) as target:
         shutil.copyfileobj(file.file, target, 2**20)
-
-
-def _decode_in(
-    pool: WorkerPool[Upload, np.ndarray | Failure], upload: Upload, seconds: float
-) -> np.ndarray | Failure:
-    """One upload through one process. The pool ends the process that is too slow, too large or crashed."""
-    pool.submit(upload)
-    result: np.ndarray | Failure | None = None
-    deadline = time.monotonic() + 4 * seconds + 120  # starting a process, too, has its limit in the pool
-    while time.monotonic() < deadline:
-        try:
-            event = pool.next_event(timeout=1.0)
-        except Exception as error:  # of the decoder
-            return Failure("unreadable", f"it cannot be read: {error}")
-        if event is None:
-            continue
-        if event.lost is not None:
-            return Failure(event.lost.kind, f"decoding was stopped: {event.lost}")
-        if event.result is not None:
-            result = event.result
-        if event.is_last:
-            break
-    return result if result is not None else Failure("unreadable", "it gave no frame")
 
 
 def encode_pixels(engine: Engine, pixels: np.ndarray) -> VideoFeatures:

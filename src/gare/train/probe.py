@@ -34,21 +34,21 @@ class Probe:
         self._model, self._encode = model, encode
         self._every = every or max(1, math.ceil(num_steps / NUM_RECORDS))
         self._path = folder / PROBE_FILE
-        self._seen: tuple[PairBatch, PairVectors] | None = None
+        self._seen: tuple[PairBatch, PairVectors, float] | None = None
         kept = [line for line in _whole_lines(self._path) if json.loads(line)["step"] < step]
         self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def before(self, step: int, batch: PairBatch) -> None:
         if step % self._every == 0:
             part = batch[: 2 * MAX_PAIRS]
-            self._seen = (part, self._look(part))
+            temperature = 1 / float(self._model.logit_scale.detach())  # now: the update may change it
+            self._seen = (part, self._look(part), temperature)
 
     def after(self, step: int, loss: Loss) -> None:
         if self._seen is None:
             return
-        part, vectors = self._seen
+        part, vectors, temperature = self._seen
         self._seen = None
-        temperature = 1 / float(self._model.logit_scale)
         record: dict[str, float] = {"step": step}
         record |= {f"term/{name}": float(term) for name, term in loss.terms.items()}
         record |= describe_step(vectors, self._look(part), temperature=temperature)

@@ -16,8 +16,7 @@ from gare.analysis.style import BLUE, COLUMN, GREEN, GREY, ORANGE, PURPLE, SKY, 
 def draw_coverage(numbers: Numbers) -> list[Picture]:
     curves = numbers.values["curves"]
     found = "; ".join(
-        f"{curve['gallery']} videos: {percent(curve['at_50'])} at k = 50, 99 % needs k = "
-        f"{curve['needed_for_99'] or 'all'}"
+        f"{curve['gallery']} videos: {_deepest(curve)}, 99 % needs k = {curve['needed_for_99'] or 'all'}"
         for curve in curves
     )
     caption = (
@@ -26,6 +25,12 @@ def draw_coverage(numbers: Numbers) -> list[Picture]:
         "library really uses.)"
     )
     return [Picture("coverage", caption, partial(_coverage, numbers=numbers))]
+
+
+def _deepest(curve: dict[str, Any]) -> str:
+    """At the usual k, or a smaller one for a gallery that has not so many."""
+    k = 50 if curve["at_50"] is not None else 10
+    return f"{percent(curve[f'at_{k}'])} at k = {k}"
 
 
 def _coverage(figure: Any, numbers: Numbers) -> None:
@@ -84,7 +89,7 @@ def draw_efficiency(numbers: Numbers) -> list[Picture]:
     caption = (
         "Operations of the paper's model (CLIP ViT-B/32) for a batch of 128 texts and 128 videos of 12 "
         f"frames: {parts}. The paper's temporal and psi numbers are FLOPs, its text number is MACs, and its "
-        "visual number is neither."
+        "visual number is neither: it is exactly 7.60 for each of the 1,536 frames."
     )
     return [Picture("efficiency-flops", caption, partial(_flops, values=numbers.values), (COLUMN, 2.3))]
 

@@ -58,9 +58,13 @@ def _delta_caption(found: dict[str, Any]) -> str:
         "Gradient of InfoNCE on the increments themselves, mean and variance over pairs. A matching pair "
         f"receives a gradient of mean length {number(found['delta_norm_positive'], 5)}, another pair "
         f"{number(found['delta_norm_negative'], 5)}: the two no longer share one vector, so they need not "
-        f"cancel. Closed form and autograd differ by at most {found['autograd_difference']:.0e} of the "
-        "largest gradient."
+        f"cancel. Closed form and autograd differ by at most {_power(found['autograd_difference'])} of "
+        "the largest gradient."
     )
+
+
+def _power(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.0e}".replace("-", "−")
 
 
 def _dimensions(figure: Any, table: dict[str, list[Any]], labels: dict[str, str], by: str) -> None:

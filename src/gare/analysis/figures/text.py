@@ -38,6 +38,15 @@ def spread(values: dict[str, Any], digits: int = 3) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Captions and ids may hold anything; tabs and line breaks would tear a table or a title apart.
+
+    >>> one_line("a dog\\n\\tcatches")
+    'a dog catches'
+    """
+    return " ".join(text.split())
+
+
 def clip(text: str, width: int) -> str:
     """
     >>> clip("a man is cooking", 9)

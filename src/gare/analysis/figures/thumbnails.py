@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gare.analysis.figures.text import clip, percent
+from gare.analysis.figures.text import clip, one_line, percent
 from gare.analysis.measure_rest import thumbnail_name
 from gare.analysis.store import Numbers
 from gare.analysis.style import BLUE, GREY, VERMILION, Picture
@@ -23,7 +23,8 @@ def example_picture(examples: dict[str, Any], thumbnails: Path) -> Picture:
         for part, (kind, example) in zip(
             figure.subfigures(len(rows), 1, squeeze=False).flat, rows, strict=True
         ):
-            part.suptitle(clip(f"{kind}: “{example['caption']}”", 105), x=0.012, ha="left", fontsize=8)
+            title = clip(f"{kind}: “{one_line(example['caption'])}”", 105)
+            part.suptitle(title, x=0.012, ha="left", fontsize=8, parse_math=False)
             for place, axes in enumerate(part.subplots(1, len(example["videos"]), squeeze=False).flat):
                 _blank(axes)
                 _cell(axes, example, place, thumbnails)
@@ -32,10 +33,10 @@ def example_picture(examples: dict[str, Any], thumbnails: Path) -> Picture:
         "hard-negatives",
         "Three texts with their own video (first, blue frame) and the videos with the closest captions: "
         "where the increment helped the own video most against them, the median text, and where it hurt "
-        "most. Below each frame: score without → with the increment; orange where the video scores above "
-        "the own one.",
+        "most. Below each frame: score without → with the increment, with ▲ in orange where the video ends "
+        "above the own one; then its caption.",
         draw,
-        (WIDTH, 1.25 * len(rows)),
+        (WIDTH, 1.5 * len(rows)),
         wide=True,
     )
 
@@ -44,12 +45,11 @@ def _cell(axes: Any, example: dict[str, Any], place: int, thumbnails: Path) -> N
     _show(axes, thumbnails, example["videos"][place], BLUE if place == 0 else None)
     before, after = example["before"], example["after"]
     wrong = place > 0 and after[place] >= after[0]
-    axes.set_xlabel(
-        f"{before[place]:.2f} → {after[place]:.2f}".replace("-", "−"),
-        fontsize=7,
-        color=VERMILION if wrong else "black",
-        labelpad=2,
-    )
+    scores = f"{before[place]:.2f} → {after[place]:.2f}{' ▲' if wrong else ''}".replace("-", "−")
+    if place:  # the own caption is the title
+        scores += f"\n{_wrap(example['captions'][place], 36)}"
+    colour = VERMILION if wrong else "black"
+    axes.set_xlabel(scores, fontsize=6.5, color=colour, labelpad=2, parse_math=False)
 
 
 def suspect_picture(numbers: Numbers, thumbnails: Path) -> Picture:
@@ -63,9 +63,8 @@ def suspect_picture(numbers: Numbers, thumbnails: Path) -> Picture:
             for side, axes in (("a", grid[2 * place]), ("b", grid[2 * place + 1])):
                 _blank(axes)
                 _show(axes, thumbnails, table[f"video_{side}"][place], None)
-                axes.set_xlabel(
-                    textwrap.fill(clip(table[f"caption_{side}"][place], 60), 22), fontsize=6.5, labelpad=3
-                )
+                caption = _wrap(table[f"caption_{side}"][place], 60)
+                axes.set_xlabel(caption, fontsize=6.5, labelpad=3, parse_math=False)
             grid[2 * place].set_title(
                 f"{place + 1}: evidence {table['evidence'][place]:.1f} sd", fontsize=7.5
             )
@@ -90,9 +89,14 @@ def _show(axes: Any, thumbnails: Path, video_id: str, frame: str | None) -> None
         with Image.open(path) as image:
             axes.imshow(image.convert("RGB"))
     else:
-        axes.text(0.5, 0.5, video_id, ha="center", va="center", fontsize=6, transform=axes.transAxes)
+        place = dict(ha="center", va="center", fontsize=6, transform=axes.transAxes)
+        axes.text(0.5, 0.5, _wrap(video_id, 40), parse_math=False, **place)
     for spine in axes.spines.values():
         spine.set(visible=True, color=frame or GREY, linewidth=1.8 if frame else 0.4)
+
+
+def _wrap(text: str, most: int) -> str:
+    return textwrap.fill(clip(one_line(text), most), 19)
 
 
 def _blank(axes: Any) -> None:

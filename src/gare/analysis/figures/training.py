@@ -45,39 +45,50 @@ def _path(values: dict[str, Any], name: str, digits: int = 2) -> str:
 
 def _increment_pictures(values: dict[str, Any], records: Columns) -> list[Picture]:
     path = partial(_path, values)
+    own, gap, after = ("t", "v − t", "|t + Δ − v|")
+    if values["side"] == "video":
+        own, gap, after = ("v", "t − v", "|t − v − Δ|")
     lengths: Series = {
         "radius/positive": ("|Δ|, matching", POSITIVE, "-"),
         "radius/negative": ("|Δ|, others", NEGATIVE, "-"),
-        "own_norm/positive": ("|t|", GREY, "-"),
-        "shifted_norm/positive": ("|t + Δ|, matching", SKY, "--"),
+        "own_norm/positive": (f"|{own}|", GREY, "-"),
+        "shifted_norm/positive": (f"|{own} + Δ|, matching", SKY, "--"),
+        "shifted_norm/negative": (f"|{own} + Δ|, others", ORANGE, ":"),
     }
     distances: Series = {
         "distance/positive": ("|t − v|, matching", POSITIVE, ":"),
         "distance/negative": ("|t − v|, others", NEGATIVE, ":"),
-        "shifted_distance/positive": ("|t + Δ − v|, matching", POSITIVE, "-"),
-        "shifted_distance/negative": ("|t + Δ − v|, others", NEGATIVE, "-"),
+        "shifted_distance/positive": (f"{after}, matching", POSITIVE, "-"),
+        "shifted_distance/negative": (f"{after}, others", NEGATIVE, "-"),
     }
     return [
         Picture(
             "dynamics-angles",
-            f"Angle between Δ and the gap v − t: {path('angle_to_gap/positive', 1)} degrees for matching "
-            f"pairs, {path('angle_to_gap/negative', 1)} for others. Angle between Δ and t (dashed): "
+            f"Angle between Δ and the gap {gap}: {path('angle_to_gap/positive', 1)} degrees for matching "
+            f"pairs, {path('angle_to_gap/negative', 1)} for others. Angle between Δ and {own} (dashed): "
             f"{path('angle_to_own/positive', 1)} and {path('angle_to_own/negative', 1)}.",
-            partial(_angles, records=records),
+            partial(_angles, records=records, own=own),
             (COLUMN, 2.4),
         ),
         Picture(
             "dynamics-norms",
             f"Lengths during training. |Δ|: {path('radius/positive')} for matching pairs, "
-            f"{path('radius/negative')} for others; |t|: {path('own_norm/positive')}; |t + Δ| of matching "
-            f"pairs: {path('shifted_norm/positive')}. Spread of |Δ| over the videos of a text: "
-            f"{path('radius_std', 4)}.",
+            f"{path('radius/negative')} for others; |{own}|: {path('own_norm/positive')}; |{own} + Δ|: "
+            f"{path('shifted_norm/positive')} and {path('shifted_norm/negative')}.",
             partial(_curves, records=records, series=lengths, label="length"),
+            (COLUMN, 2.4),
+        ),
+        Picture(
+            "dynamics-radii",
+            "Spread of the radii: standard deviation of |Δ| over the videos of a text, mean over the texts "
+            f"of a batch: {path('radius_std', 4)}. The radius term of the loss rewards a wide one.",
+            partial(_curves, records=records, series={"radius_std": ("", BLACK, "-")}, label="spread of |Δ|"),
+            (COLUMN, 1.7),
         ),
         Picture(
             "dynamics-distances",
-            f"Distance of a pair before and after the increment: |t − v| {path('distance/positive')}, |t + "
-            f"Δ − v| {path('shifted_distance/positive')} for matching pairs; {path('distance/negative')} "
+            f"Distance of a pair before and after the increment: |t − v| {path('distance/positive')}, "
+            f"{after} {path('shifted_distance/positive')} for matching pairs; {path('distance/negative')} "
             f"and {path('shifted_distance/negative')} for others.",
             partial(_curves, records=records, series=distances, label="distance"),
         ),
@@ -92,12 +103,12 @@ def _curves(figure: Any, records: Columns, series: Series, label: str) -> None:
         legend_above(axes)
 
 
-def _angles(figure: Any, records: Columns) -> None:
+def _angles(figure: Any, records: Columns, own: str) -> None:
     series: Series = {
         "angle_to_gap/positive": ("to the gap, matching", POSITIVE, "-"),
         "angle_to_gap/negative": ("to the gap, others", NEGATIVE, "-"),
-        "angle_to_own/positive": ("to t, matching", POSITIVE, "--"),
-        "angle_to_own/negative": ("to t, others", NEGATIVE, "--"),
+        "angle_to_own/positive": (f"to {own}, matching", POSITIVE, "--"),
+        "angle_to_own/negative": (f"to {own}, others", NEGATIVE, "--"),
     }
     _curves(figure, records, series, "angle of Δ (degrees)")
     figure.axes[0].axhline(90, color=GREY, linewidth=0.8)
@@ -116,13 +127,21 @@ def draw_ablations(numbers: Numbers) -> list[Picture]:
     return [
         Picture(
             f"ablation-{place}",
-            f"{table['title']}: R@1 text→video. {table['provenance']} Bars are the 95 % interval; the "
-            f"dashed line is “{table['reference']}”.",
+            f"{table['title']}: R@1 text→video, percent: {_rows(table)}. {table['provenance']} Bars are the "
+            f"95 % interval; the dashed line is “{table['reference']}”, and p is against it.",
             partial(_ablation, table=table),
             (COLUMN, 0.8 + 0.24 * len(table["points"])),
         )
         for place, table in enumerate(numbers.values["figures"], start=1)
     ]
+
+
+def _rows(table: dict[str, Any]) -> str:
+    def row(point: dict[str, Any]) -> str:
+        sure = "" if point["p_value"] is None else f" (p = {number(point['p_value'])})"
+        return f"{point['name']} {number(100 * point['mean'], 1)}{sure}"
+
+    return "; ".join(map(row, table["points"]))
 
 
 def _ablation(figure: Any, table: dict[str, Any]) -> None:
@@ -143,7 +162,7 @@ def _ablation(figure: Any, table: dict[str, Any]) -> None:
         )
         if is_reference:
             axes.axvline(100 * point["mean"], color=ORANGE, linewidth=0.8, linestyle="--")
-    axes.set_yticks(range(len(points)), [point["name"] for point in points])
+    axes.set_yticks(range(len(points)), [point["name"] for point in points], parse_math=False)
     axes.set_ylim(len(points) - 0.5, -0.9)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("R@1 (%)")

@@ -37,8 +37,9 @@ def draw_trust_region(numbers: Numbers) -> list[Picture]:
             f"InfoNCE of batches of the split: without increments {number(losses['loss_plain'])}, with the "
             f"learned ones {number(losses['loss_learned'])}; with closed-form steps of the same lengths "
             f"from zero {number(losses['loss_uncoupled'])}, and after one coupled step from the learned "
-            f"ones, lengths kept, {number(losses['loss_coupled'])} (promised to first order: "
-            f"{number(losses['first_order'])}). The closed forms look at the labels; psi does not.",
+            f"ones, lengths kept, {number(losses['loss_coupled'])}: a change of "
+            f"{number(losses['loss_coupled'] - losses['loss_learned'])}, where the gradient alone promises "
+            f"{number(losses['first_order'])}. The closed forms look at the labels; psi does not.",
             partial(_losses, losses=losses),
             (COLUMN, 1.6),
         ),
@@ -56,7 +57,7 @@ def _steps_caption(run: dict[str, Any]) -> str:
         f"{number(run['error/positive'], 4)} for matching pairs, {number(run['error/negative'], 4)} for "
         f"others; a closed-form step exists for {percent(run['feasible/positive'], 0)} and "
         f"{percent(run['feasible/negative'], 0)} of them (only those count here), and taking it lowered the "
-        f"loss in {percent(run['loss_descended'], 0)} of the records."
+        f"loss in {percent(run['loss_descended'], 0)} of the {run['num_stepped']} records that have one."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
@@ -55,9 +56,9 @@ async def rank_captions(
 ) -> list[schemas.RankedCaption]:
     for caption in body.captions:
         check_text(caption)
-    service_item = service.item(item_id)
+    await to_thread.run_sync(service.item, item_id)  # 404 where there is none
     ranked = await service.engine.call(
-        lambda: service.library.describe(body.captions, like=service_item["id"], top=body.top)
+        lambda: service.library.describe(body.captions, like=item_id, top=body.top)
     )
     return [schemas.RankedCaption(caption=caption, score=score) for caption, score in ranked]
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Form, Path, Query, Request, Response
-from pydantic import BaseModel, Field, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from starlette.responses import FileResponse, RedirectResponse
 
 from gare.errors import GareError, LibraryError
@@ -19,7 +26,7 @@ from gare.serve.pages import address, heat_levels, render
 from gare.serve.problems import Problem
 from gare.serve.routes.system import get_info
 from gare.serve.security import COOKIE, is_token, local_target, session_value
-from gare.serve.service import Service, get_service
+from gare.serve.service import Service, get_service, make_filter
 
 router = APIRouter()
 Shared = Annotated[Service, Depends(get_service)]
@@ -31,6 +38,8 @@ DURATIONS = (
     ("60-600", "1 to 10 minutes"),
     ("600-", "over 10 minutes"),
 )
+_MOST_TYPED = 500
+_MOST_UNWANTED = 16
 _PAGE = 24
 _RECENT = 12
 _SHOWN_FAILURES = 200
@@ -54,10 +63,10 @@ HINTS = {
 class PageQuery(BaseModel):
     """What the address of the search page says. What makes no sense is left out, never an error."""
 
-    q: str = Field(default="", max_length=500)
-    unwanted: list[str] = Field(default=[], alias="not", max_length=16)
-    like: str = ""
-    upload: str = ""
+    q: str = ""
+    unwanted: list[str] = Field(default=[], alias="not")
+    like: schemas.ItemId | Literal[""] = ""
+    upload: schemas.ItemId | Literal[""] = ""
     folder: str = Field(default="", max_length=500)
     duration: str = ""
     after: date | None = None
@@ -65,10 +74,24 @@ class PageQuery(BaseModel):
     unique: bool = False
     offset: int = Field(default=0, ge=0, le=schemas.MOST_REACHED - schemas.MOST_SHOWN)
 
-    @field_validator("after", "before", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return value or None
+    def _or_default(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            return cls.model_fields[str(info.field_name)].get_default()
+
+    @field_validator("q", "folder")
+    @classmethod
+    def _text(cls, value: str) -> str:
+        return value.replace("\0", "")[:_MOST_TYPED]
+
+    @field_validator("unwanted")
+    @classmethod
+    def _texts(cls, value: list[str]) -> list[str]:
+        texts = (text.replace("\0", "")[:_MOST_TYPED].strip() for text in value)
+        return [text for text in texts if text][:_MOST_UNWANTED]
 
     @field_validator("duration")
     @classmethod
@@ -113,8 +136,7 @@ class PageQuery(BaseModel):
             offset=self.offset,
             limit=_PAGE,
         )
-        unwanted = (Term(text.strip(), UNWANTED) for text in self.unwanted)
-        return body, tuple(term for term in unwanted if term.text) if body.query else ()
+        return body, tuple(Term(text, UNWANTED) for text in self.unwanted) if body.query else ()
 
 
 Asked = Annotated[PageQuery, Query()]
@@ -151,7 +173,8 @@ async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
         "liked": None,
     }
     if not asked.has_query:
-        rows, _ = await to_thread.run_sync(service.newest, None, 0, _RECENT)
+        where = make_filter(asked.to_body()[0])
+        rows, _ = await to_thread.run_sync(service.newest, where, 0, _PAGE if where else _RECENT)
         context["recent"] = [schemas.make_item(row) for row in rows]
         return context
     try:
@@ -164,7 +187,7 @@ async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
         context["problem"], context["status"] = str(problem), problem.status_code
     except LibraryError as error:
         context["problem"], context["status"] = str(error), 503
-    except (GareError, ValueError) as error:
+    except GareError as error:
         context["problem"], context["status"] = str(error), 422
     return context
 
@@ -184,18 +207,10 @@ async def watch_part(item_id: ItemId, asked: Asked, request: Request, service: S
 
 async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, Any]:
     row = await to_thread.run_sync(service.item, item_id)
-    similar = service.search(schemas.SearchBody(like=item_id, limit=6))
-    hit = None
-    if asked.has_query and asked.like != item_id:
-        try:
-            body, more = asked.to_body()
-            alike, found = await asyncio.gather(similar, service.find(body, item_id, more))
-            hit = schemas.make_hit(found) if found else None
-        except GareError:
-            alike = await service.search(schemas.SearchBody(like=item_id, limit=6))
-    else:
-        alike = await similar
-    times = service.library.store.fetch([item_id], ["times"])
+    alike, hit = await asyncio.gather(
+        service.search(schemas.SearchBody(like=item_id, limit=6)), _find(item_id, asked, service)
+    )
+    times = await to_thread.run_sync(service.library.store.fetch, [item_id], ["times"])
     return {
         "item": schemas.make_item(row),
         "hit": hit,
@@ -205,6 +220,17 @@ async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, 
         "asked": asked,
         "back": address("/", asked.parameters()),
     }
+
+
+async def _find(item_id: str, asked: PageQuery, service: Service) -> schemas.Hit | None:
+    """The video as a hit of the search it was opened from. It is shown even if that search fails."""
+    if not asked.has_query or asked.like == item_id:
+        return None
+    try:
+        found = await service.find(*asked.to_body(), item_id)
+    except (GareError, Problem):
+        return None
+    return schemas.make_hit(found) if found else None
 
 
 # --- the library, settings, logging in ---------------------------------------------------------------------

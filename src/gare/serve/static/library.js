@@ -48,7 +48,7 @@ function describe(job) {
   if (job.state === "cancelled") return `Cancelled; ${job.done} files are done and stay.`;
   if (job.state === "interrupted") return "Stopped with the server; it goes on when the server does.";
   const report = job.report ?? {};
-  const names = { new: "new", changed: "changed", moved: "moved", duplicate: "copies", unchanged: "unchanged", deleted: "gone", failed: "failed" };
+  const names = { new: "new", changed: "changed", moved: "moved", duplicate: report.duplicate === 1 ? "copy" : "copies", unchanged: "unchanged", deleted: "gone", failed: "failed" };
   const parts = Object.entries(names).filter(([name]) => report[name]).map(([name, label]) => `${report[name].toLocaleString()} ${label}`);
   return `Done: ${parts.join(", ") || "nothing to do"}.`;
 }

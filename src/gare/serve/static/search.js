@@ -10,6 +10,7 @@ const player = $("#player");
 const PAUSE_MS = 160;
 const SETTLED_MS = 1200;
 let running = null;
+let uploading = null;
 let timer = 0;
 let settling = 0;
 let isSettled = false;
@@ -29,6 +30,8 @@ function show(address, { push }) {
 
 /** Put into the form what the address says, after back or forward. */
 function fill(search) {
+  uploading?.abort();
+  uploading = null;
   const wanted = new URLSearchParams(search);
   for (const name of ["q", "like", "upload", "folder", "duration", "after", "before"]) {
     const field = form.elements[name];
@@ -88,7 +91,7 @@ function busy(is) {
 }
 
 query.addEventListener("input", () => {
-  if (query.value && (form.elements.like.value || form.elements.upload.value)) clearQueryMedia();
+  if (query.value && (uploading || form.elements.like.value || form.elements.upload.value)) clearQueryMedia();
   clearTimeout(timer);
   timer = setTimeout(() => search(), PAUSE_MS);
 });
@@ -97,6 +100,7 @@ $("#filters").addEventListener("change", () => search({ push: true }));
 addEventListener("popstate", () => {
   if (location.pathname.startsWith("/watch/")) return openPlayer(location.pathname.split("/")[2], { remember: false });
   if (player.open) return closePlayer({ remember: false });
+  opening?.abort();
   fill(location.search);
   search({ remember: false });
 });
@@ -140,6 +144,7 @@ $("#examples").addEventListener("click", (event) => {
   const link = event.target.closest("a");
   if (!link) return;
   event.preventDefault();
+  clearQueryMedia();
   query.value = link.textContent;
   search({ push: true });
   query.focus();
@@ -185,13 +190,18 @@ async function more(link) {
     const answer = await ask(`/results?${wanted}`);
     const part = document.createElement("div");
     part.innerHTML = await answer.text();
-    if (!answer.ok) return toast("No more just now; try again");
+    if (!link.isConnected) return;  // other results are shown by now
+    if (!answer.ok) throw new Error(answer.status);
+    const had = link.matches(":focus-visible");
     const cards = [...part.querySelectorAll(".card")];
     $("#grid").append(...cards);
     $("#pager").replaceWith($("#pager", part));
-    if (link.matches(":focus-visible")) $("a", cards[0]).focus();
+    if (had) $("a", cards[0]).focus();
     watchEnd();
-  } catch { link.textContent = "More results"; }
+  } catch {
+    link.removeAttribute("aria-disabled");
+    link.textContent = "More results";
+  }
 }
 
 // The next page comes by itself when the end is near.
@@ -240,16 +250,21 @@ for (const [on, off] of [["pointerover", "pointerout"], ["focusin", "focusout"]]
 // --- the player ---------------------------------------------------------------------------------------------
 
 let opener = null;
+let opening = null;
 
 async function openPlayer(id, { from = null, remember = true } = {}) {
   stopPreview();
+  opening?.abort();
+  const mine = (opening = new AbortController());
   const wanted = parameters();
-  let answer;
+  let html;
   try {
-    answer = await ask(`/watch/${id}/part?${wanted}`, { headers: { Accept: "application/json" } });
+    const answer = await ask(`/watch/${id}/part?${wanted}`, { headers: { Accept: "application/json" }, signal: mine.signal });
+    if (!answer.ok) return toast(await reason(answer));
+    html = await answer.text();
   } catch { return; }
-  if (!answer.ok) return toast(await reason(answer));
-  $("#player-body").innerHTML = await answer.text();
+  if (mine.signal.aborted) return;  // gone back, or on, meanwhile
+  $("#player-body").innerHTML = html;
   setUpVideo($("#player-body"), { onDeleted: (gone) => { document.querySelector(`.card[data-id="${gone}"]`)?.remove(); closePlayer(); } });
   if (!player.open) { opener = from; player.showModal(); }
   player.scrollTop = 0;
@@ -257,6 +272,7 @@ async function openPlayer(id, { from = null, remember = true } = {}) {
 }
 
 function closePlayer({ remember = true } = {}) {
+  opening?.abort();
   if (!player.open) return;
   player.close();
   if (remember) { const wanted = parameters(); history.pushState({}, "", wanted.size ? `/?${wanted}` : "/"); }
@@ -302,32 +318,38 @@ function columns() {
 async function upload(file) {
   const body = new FormData();
   body.append("file", file);
+  running?.abort();
+  clearTimeout(timer);
   clearQueryMedia();
   query.value = "";
-  form.elements.upload.value = "…";
+  const mine = (uploading = new AbortController());
   showQueryChip(file);
   busy(true);
   try {
-    const answer = await ask("/api/v1/search/upload", { method: "POST", body });
+    const answer = await ask("/api/v1/search/upload", { method: "POST", body, signal: mine.signal });
     if (!answer.ok) throw new Error(await reason(answer));
-    form.elements.upload.value = (await answer.json()).upload;
+    const { upload: name } = await answer.json();
+    uploading = null;
+    form.elements.upload.value = name;
     await search({ push: true });
   } catch (error) {
-    form.elements.upload.value = "";
-    showQueryChip();
+    if (mine.signal.aborted) return;  // something else is searched for by now
+    fill(location.search);  // what is still shown
     busy(false);
     toast(error instanceof TypeError ? "The server does not answer" : `${file.name}: ${error.message}`);
   }
 }
 
 function clearQueryMedia() {
+  uploading?.abort();
+  uploading = null;
   form.elements.like.value = form.elements.upload.value = "";
   showQueryChip();
 }
 
 function showQueryChip(file = null) {
   const { like, upload: uploaded } = form.elements;
-  $("#query-chip").hidden = !(like.value || uploaded.value);
+  $("#query-chip").hidden = !(like.value || uploaded.value || file);
   const picture = $("#query-picture");
   if (picture.src.startsWith("blob:") && !uploaded.value) URL.revokeObjectURL(picture.src);
   if (file) {

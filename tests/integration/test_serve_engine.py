@@ -1,0 +1,147 @@
+"""Many people at once, in one process: everyone is answered, with their own answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gare.errors import QueryError
+from gare.library.library import Library
+from gare.library.query import parse_query
+from gare.serve.batching import Engine, Search
+from gare.serve.decoding import Upload
+from gare.serve.metrics import Metrics
+from gare.serve.options import ServeOptions
+from gare.serve.problems import Problem
+from gare.serve.uploads import Uploads
+from serve_library import COLOURS, Served
+
+QUERIES = (*COLOURS, "red ^2 + blue", "green -yellow", "a white ball on pink")
+
+
+@pytest.fixture(scope="module")
+def library(served: Served) -> Iterator[Library]:
+    with Library.open(served.library, read_only=True) as opened:
+        yield opened
+
+
+@contextmanager
+def running(library: Library, **options: int) -> Iterator[Engine]:
+    engine = Engine(library, ServeOptions(**options), Metrics())
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+        assert not any(thread.is_alive() for thread in engine._threads)
+
+
+def asked(query: str) -> Search:
+    return Search(terms=tuple(parse_query(query)), top=5)
+
+
+def broken() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("max_batch", [1, 16])
+def test_a_crowd_is_answered_one_by_one_right(library, max_batch):
+    expected = {query: library.search(query, top=5) for query in QUERIES}
+    item = expected["red"][0].id
+    alike = [hit.id for hit in library.search(like=item, top=5)]
+
+    async def crowd() -> None:
+        works = []
+        for turn in range(12):
+            works += [engine.search(asked(query)) for query in QUERIES]
+            works += [engine.search(Search(like=item, top=5)), engine.search(Search(like="nobody"))]
+            works += [engine.call(broken), engine.call(lambda turn=turn: turn)]
+        results = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), 120)
+        size = len(QUERIES) + 4
+        for turn in range(12):
+            *found, near, nobody, failed, number = results[turn * size : (turn + 1) * size]
+            for query, hits in zip(QUERIES, found, strict=True):
+                assert [hit.id for hit in hits] == [hit.id for hit in expected[query]]
+                assert hits[0].score == pytest.approx(expected[query][0].score, abs=1e-5)
+            assert [hit.id for hit in near] == alike
+            assert isinstance(nobody, QueryError)
+            assert isinstance(failed, ZeroDivisionError)
+            assert number == turn
+
+    with running(library, max_batch=max_batch, max_waiting=1000) as engine:
+        asyncio.run(crowd())
+
+
+def test_those_who_went_away_hold_up_nobody(library):
+    async def come_and_go(engine: Engine) -> None:
+        for turn in range(20):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.search(asked(f"red {turn}")), 1e-6)
+        assert await asyncio.wait_for(engine.search(asked("red")), 60)
+
+    with running(library) as engine:
+        asyncio.run(come_and_go(engine))
+        # The answers that nobody waits for any more come when their loop has ended; the next one is served.
+        asyncio.run(come_and_go(engine))
+
+
+def test_known_words_do_not_wait_for_the_encoder(library):
+    """A clip may have it for seconds."""
+    go_on, has_it = threading.Event(), threading.Event()
+
+    async def both(engine: Engine) -> None:
+        await engine.search(asked("lime"))
+        slow = asyncio.ensure_future(engine.call(lambda: (has_it.set(), go_on.wait(60))))
+        await asyncio.to_thread(has_it.wait, 60)
+        assert await asyncio.wait_for(engine.search(asked("lime")), 30)
+        go_on.set()
+        await slow
+
+    with running(library) as engine:
+        asyncio.run(both(engine))
+
+
+def test_closing_answers_who_waits_and_refuses_who_comes(library):
+    engine = Engine(library, ServeOptions(), Metrics())
+
+    async def close_early() -> None:
+        waiting = [asyncio.ensure_future(engine.search(asked(query))) for query in QUERIES]
+        await asyncio.sleep(0)
+        engine.start()
+        with ThreadPoolExecutor(1) as pool:
+            await asyncio.get_running_loop().run_in_executor(pool, engine.close)
+        assert all(await asyncio.wait_for(asyncio.gather(*waiting), 60))
+        with pytest.raises(Problem, match="shutting down"):
+            await engine.search(asked("red"))
+
+    asyncio.run(close_early())
+
+
+def test_an_upload_whose_time_is_up_does_not_become_the_next_one(library, tmp_path):
+    def upload(colour: str) -> Upload:
+        path: Path = tmp_path / f"{colour}.png"
+        Image.new("RGB", (64, 64), colour).save(path)
+        return Upload(str(path), "image", 1, 32)
+
+    async def five(uploads: Uploads) -> np.ndarray:
+        for _ in range(4):
+            given_up = asyncio.ensure_future(uploads._decode(upload("red")))
+            await asyncio.sleep(0.005)  # it is with the process
+            given_up.cancel()
+        return await asyncio.wait_for(uploads._decode(upload("blue")), 120)
+
+    options = ServeOptions(max_uploads=1)
+    uploads = Uploads(Engine(library, options, Metrics()), options, Metrics())
+    try:
+        pixels = asyncio.run(five(uploads))
+    finally:
+        uploads.close()
+    assert pixels.reshape(-1, 3).mean(axis=0).round().tolist() == [0, 0, 255]
