@@ -104,11 +104,9 @@ def test_what_is_said_of_models_without_increments_is_judged_on_one():
     says = "Without increments, the two pulls on a single text nearly cancel"
     gare, plain = tension("GARE", increments=True, ratio=0.5), tension("plain", increments=False, ratio=0.05)
     assert judge(baseline=plain, model=gare)[says].holds
-    assert judge(baseline=plain, model=gare)["Increments relieve the tension"].holds
     assert judge(model=plain)[says].holds
     assert judge(baseline=gare, model=plain)[says].holds
     assert judge(baseline=gare, model=gare)[says].holds is None
-    assert judge(baseline=gare, model=gare)["Increments relieve the tension"].holds is None
 
 
 def test_the_coupled_step_is_judged_on_the_split_and_in_training():

@@ -74,14 +74,6 @@ def _cancellation(values: dict[str, Any]) -> tuple[bool, str] | None:
     )
 
 
-def _relief(values: dict[str, Any]) -> tuple[bool, str] | None:
-    plain = _without_increments(values)
-    if plain is None or not values["model"]["with_increments"]:
-        return None
-    before, after = plain["cancellation"]["median"], values["model"]["cancellation"]["median"]
-    return after > before, f"{number(after)} against {number(before)} ({plain['label']})"
-
-
 def _positive_cosine(values: dict[str, Any]) -> tuple[bool, str] | None:
     if "cosine" not in values:
         return None
@@ -205,13 +197,6 @@ CLAIMS: list[tuple[str, str, str, Judge, str]] = [
         f"the same ratio of each text, median below {CANCELS}",
         _cancellation,
         PLAIN,
-    ),
-    (
-        "Increments relieve the tension",
-        "tension",
-        "the median of single texts is higher with increments",
-        _relief,
-        "needs a model with increments, and one without to compare",
     ),
     (
         "Cosine of matching pairs is lower than the baseline's",
