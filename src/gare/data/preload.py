@@ -78,17 +78,19 @@ class FramesOnDevice:
                 "data.preload does not know randaugment: use augmentation 'off', 'light' or 'strong'"
             )
         num_frames, device = self._source.num_frames, self.canvas_NCHW.device
-        rows = torch.zeros(len(draws), num_frames, dtype=torch.long)
-        mask_VF = torch.zeros(len(draws), num_frames, dtype=torch.bool)
+        row_VF = np.zeros((len(draws), num_frames), dtype=np.int64)
+        mask_VF = np.zeros((len(draws), num_frames), dtype=bool)
         crops: list[Crop] = []
         recolourings: list[Recolouring] = []
+        generator = torch.Generator()
         for place, (video, draw) in enumerate(zip(videos, draws, strict=True)):
-            generator = torch.Generator().manual_seed(draw.seed)
+            generator.manual_seed(draw.seed)
             offset = float(torch.rand((), generator=generator)) if draw_frames else 0.5
             chosen = sample_indices(
                 int(self._count_V[video]), num_frames, self._source.sampling, offset=offset
             )
-            rows[place, : len(chosen)] = torch.tensor(chosen) + int(self._first_V[video])
+            row_VF[place, : len(chosen)] = chosen
+            row_VF[place] += self._first_V[video]
             mask_VF[place, : len(chosen)] = True
             height, width = self.size_N2[self._first_V[video]].tolist()
             crop = Crop(0, 0, width, height)
@@ -97,13 +99,13 @@ class FramesOnDevice:
             crops += [central_square(crop)] * num_frames
             if augmentation == "strong":
                 recolourings.append(draw_recolouring(generator))
-        pixels_NCHW = cut_out(self.canvas_NCHW[rows.flatten().to(device)], crops, self._size)
-        pixels_VFCHW = pixels_NCHW.unflatten(0, mask_VF.shape)
+        row_N = torch.from_numpy(row_VF.ravel()).to(device, non_blocking=True)
+        pixels_VFCHW = cut_out(self.canvas_NCHW[row_N], crops, self._size).unflatten(0, mask_VF.shape)
         if recolourings:
             pixels_VFCHW = recolour(pixels_VFCHW, recolourings)
-        mask_VF = mask_VF.to(device)
-        pixels_VFCHW = pixels_VFCHW.masked_fill(~mask_VF[:, :, None, None, None], 0)
-        return VideoBatch(pixels_VFCHW, mask_VF, torch.tensor(videos, device=device))
+        is_frame_VF = torch.from_numpy(mask_VF).to(device, non_blocking=True)
+        pixels_VFCHW = pixels_VFCHW.masked_fill(~is_frame_VF[:, :, None, None, None], 0)
+        return VideoBatch(pixels_VFCHW, is_frame_VF, torch.tensor(videos, device=device))
 
 
 def central_square(crop: Crop) -> Crop:

@@ -6,11 +6,12 @@ Shapes: T texts, V videos, F frames, E image features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 
-from gare.data.loader import FrameSource, PairLoader, PairSampler
+from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler
 from gare.data.preload import FramesOnDevice
 from gare.errors import ConfigError
 from gare.model import GARE
@@ -94,21 +95,32 @@ class PreloadedBatches:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         self._sampler.start_at(epoch, start)
-        for draws in self._sampler:
-            token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[d.row] for d in draws])
-            video = self._frames.batch(
-                [self._video_index[draw.row] for draw in draws],
-                draws,
-                self._data.augmentation,
-                draw_frames=self._data.draw_frames,
-            )
-            yield PairBatch(
-                token_ids_TW.to(self._device, non_blocking=True),
-                mask_TW.to(self._device, non_blocking=True),
-                video.pixels_VFCHW,
-                video.mask_VF,
-                video.video_index,
-            )
+        return _one_ahead(self._make(draws) for draws in self._sampler)
+
+    def _make(self, draws: Sequence[Draw]) -> PairBatch:
+        token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[d.row] for d in draws])
+        video = self._frames.batch(
+            [self._video_index[draw.row] for draw in draws],
+            draws,
+            self._data.augmentation,
+            draw_frames=self._data.draw_frames,
+        )
+        return PairBatch(
+            token_ids_TW.to(self._device, non_blocking=True),
+            mask_TW.to(self._device, non_blocking=True),
+            video.pixels_VFCHW,
+            video.mask_VF,
+            video.video_index,
+        )
+
+
+def _one_ahead(batches: Iterator[PairBatch]) -> Iterator[PairBatch]:
+    """The next batch is made while the device is busy with this one."""
+    with ThreadPoolExecutor(1) as maker:
+        following = maker.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = maker.submit(next, batches, None)
+            yield batch
 
 
 class FeatureBatches:
