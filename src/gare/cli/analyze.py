@@ -47,13 +47,13 @@ def analyze(
 
     Examples:
 
-        gare analyze runs/mini/best --data data/msrvtt --out report
+        gare analyze runs/mini/best --data data/msrvtt_frames --out report
 
-        gare analyze runs/mini/best --data data/msrvtt --baseline runs/plain/best --run runs/mini --out report
+        gare analyze runs/a/best --data data/msrvtt_frames --baseline runs/plain/best --run runs/a --out report
 
-        gare analyze runs/mini/best --data data/msrvtt --out report --only coverage,efficiency
+        gare analyze runs/mini/best --data data/msrvtt_frames --out report --only coverage,efficiency
 
-        gare analyze runs/mini/best --data data/msrvtt --split train --out report --false-negatives
+        gare analyze runs/mini/best --data data/msrvtt_frames --split train --out report --false-negatives
     """
     from gare.analysis.probes import choose_probes
     from gare.analysis.report import write_report

@@ -30,9 +30,11 @@ def audit(
 ) -> None:
     """Compare two-stage search with exhaustive GARE, and set how many candidates a search scores.
 
-    \b
-    gare audit
-    gare audit --library ~/Videos/.gare --queries my-queries.txt --out audit/
+    Examples:
+
+        gare audit
+
+        gare audit --library ~/Videos/.gare --queries my-queries.txt --out audit/
     """
     from gare.errors import LibraryError
     from gare.library.audit import audit as run_audit

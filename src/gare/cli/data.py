@@ -61,10 +61,13 @@ def prepare(
 
     Run it again after an interruption, or after mending videos: it goes on where it was.
 
-    \b
-    gare data prepare csv --annotations captions.csv --out prepared
-    gare data prepare msrvtt-9k --annotations msrvtt --videos msrvtt/videos --out prepared --hold-out 250
-    gare data prepare activitynet --annotations anet --videos anet/videos --out prepared --frames 64
+    Examples:
+
+        gare data prepare csv --annotations captions.csv --out prepared
+
+        gare data prepare msrvtt-9k --annotations msrvtt --videos msrvtt/videos --out prepared --hold-out 250
+
+        gare data prepare activitynet --annotations anet --videos anet/videos --out prepared --frames 64
     """
     if name not in READERS:
         raise typer.BadParameter(f"there is no dataset '{name}'; choose one of {_NAMES}")
@@ -99,9 +102,11 @@ def check(
 
     Bad is missing, unreadable, truncated, corrupt, audio only (no_video) or empty (zero_length).
 
-    \b
-    gare data check prepared/msrvtt
-    gare data check prepared/manifest.csv --no-decode --json
+    Examples:
+
+        gare data check prepared/msrvtt
+
+        gare data check prepared/manifest.csv --no-decode --json
     """
     loaded = Manifest.load(find_manifest(manifest), allow_missing=True)
     with _progress() as progress:

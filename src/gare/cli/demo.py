@@ -32,9 +32,11 @@ def demo(
 ) -> None:
     """Make sample videos, index them, search them three times and serve the page until Ctrl-C.
 
-    \b
-    gare demo
-    gare demo --folder ~/gare-sample --port 9000
+    Examples:
+
+        gare demo
+
+        gare demo --folder ~/gare-sample --port 9000
     """
     from gare.library.library import DEFAULT_MODEL, Library
     from gare.library.sample import EXAMPLES, make_sample

@@ -42,11 +42,11 @@ def evaluate(
 
     Examples:
 
-        gare evaluate runs/mini/best --data data/msrvtt --split test --out results.json
+        gare evaluate runs/mini/best --data data/msrvtt_frames --split test --out results.json
 
-        gare evaluate runs/mini/best --data data/msrvtt --split val --json
+        gare evaluate runs/mini/best --data data/msrvtt_frames --split val --json
 
-        gare evaluate runs/mini/best --data data/msrvtt --rescore qbnorm --querybank data/msrvtt:train
+        gare evaluate runs/mini/best --data data/mine --rescore qbnorm --querybank data/mine:train
     """
     from gare.data.loader import FrameSource
     from gare.evaluate import markdown_report, read_querybank

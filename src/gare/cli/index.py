@@ -71,10 +71,13 @@ def index(
     Run it again whenever you like: what is known is not read again, and moved files are recognised. Ctrl-C,
     even a crash, loses at most the last seconds of work. One bad file never stops it: see `--failed`.
 
-    \b
-    gare index ~/Videos
-    gare index ~/Videos /mnt/camera --library ~/videos.gare --split auto --exclude '*.tmp.mp4'
-    gare index ~/Videos --watch 30
+    Examples:
+
+        gare index ~/Videos
+
+        gare index ~/Videos /mnt/camera --library ~/videos.gare --split auto --exclude '*.tmp.mp4'
+
+        gare index ~/Videos --watch 30
     """
     place = _find_library(dirs or [], library)
     if failed:
@@ -179,7 +182,8 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
     shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
     rate = f" ({report.num_items_encoded / report.seconds:.1f} items/s)" if report.num_items_encoded else ""
     typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
-    typer.echo(f"library {place}: {len(library):,} items")
+    num_items = len(library)
+    typer.echo(f"library {place}: {num_items:,} item{'s' * (num_items != 1)}")
     for failure in report.failures[:_SHOWN]:
         _warn(f"{failure.kind}  {on_one_line(failure.path)}: {failure.message}")
     if len(report.failures) > _SHOWN:

@@ -19,8 +19,9 @@ def mcp(
 ) -> None:
     """Let an assistant search the library (Model Context Protocol, stdio). It can look, and change nothing.
 
-    \b
-    gare mcp --library ~/Videos/.gare
+    Examples:
+
+        gare mcp --library ~/Videos/.gare
     """
     from gare.library.library import Library, find_library
 

@@ -58,12 +58,17 @@ def search(
 ) -> None:
     """Search a library. Each hit has a score, its file and the moment that matches best.
 
-    \b
-    gare search "a dog catches a frisbee"
-    gare search "dog - beach" --where "duration:<60" --top 5
-    gare search --image photo.jpg --unique
-    gare search "birthday cake" --paths --print0 | xargs -0 mpv
-    gare search --video clip.mp4 --captions captions.txt
+    Examples:
+
+        gare search "a dog catches a frisbee"
+
+        gare search "dog - beach" --where "duration:<60" --top 5
+
+        gare search --image photo.jpg --unique
+
+        gare search "birthday cake" --paths --print0 | xargs -0 mpv
+
+        gare search --video clip.mp4 --captions captions.txt
     """
     from gare.library.library import Library, find_library
 

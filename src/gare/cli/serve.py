@@ -41,9 +41,11 @@ def serve(
 ) -> None:
     """Serve the search page and the REST API until Ctrl-C.
 
-    \b
-    gare serve --library ~/Videos/.gare
-    GARE_TOKEN=… gare serve --host 0.0.0.0 --port 8000
+    Examples:
+
+        gare serve --library ~/Videos/.gare
+
+        GARE_TOKEN=… gare serve --host 0.0.0.0 --port 8000
     """
     from gare.library.library import Library, find_library
     from gare.serve.app import create_app

@@ -25,7 +25,7 @@ def train(
 
     Examples:
 
-        gare train msrvtt_frames_mini --out runs/mini --set data.manifest=data/msrvtt
+        gare train msrvtt_frames_mini --out runs/mini --set data.manifest=data/msrvtt_frames
 
         gare train my_recipe.toml --out runs/mine --resume
 

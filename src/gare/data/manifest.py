@@ -372,7 +372,5 @@ def _import_parquet() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(
-            "Parquet needs pyarrow: pip install 'gare[parquet]', or use a .csv manifest"
-        ) from None
+        raise DataError("Parquet needs pyarrow: pip install pyarrow, or use a .csv manifest") from None
     return pyarrow, pyarrow.parquet
