@@ -49,7 +49,7 @@ def analyze(
 
         gare analyze runs/mini/best --data data/msrvtt_frames --out report
 
-        gare analyze runs/a/best --data data/msrvtt_frames --baseline runs/plain/best --run runs/a --out report
+        gare analyze runs/a/best --data data/msrvtt_frames --baseline runs/b/best --run runs/a --out report
 
         gare analyze runs/mini/best --data data/msrvtt_frames --out report --only coverage,efficiency
 
