@@ -94,6 +94,17 @@ class Settings:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
+    def changed_values(self) -> dict[str, Any]:
+        """Those of `to_values` that are not the default: the same whatever settings a later version adds."""
+        changed: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Settings):
+                changed[field.name] = {"is": type(value).__name__, **value.changed_values()}
+            elif value != field.default:
+                changed[field.name] = _plain(value)
+        return changed
+
     def to_toml(self) -> str:
         return "\n".join(_toml_lines(self.to_values())) + "\n"
 

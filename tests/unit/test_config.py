@@ -98,3 +98,19 @@ def test_files_that_are_not_toml(tmp_path):
 
 def test_to_toml_is_plain_toml():
     assert tomllib.loads(GareConfig().to_toml())["temporal"]["num_layers"] == 4
+
+
+def test_changed_values_are_those_that_are_not_the_default():
+    config = GareConfig.load({"backbone": {"family": "mini", "dim": 64, "image_size": 192}, "num_frames": 8})
+    assert config.changed_values() == {
+        "backbone": {"is": "MiniBackboneConfig", "dim": 64},
+        "temporal": {"is": "TemporalConfig"},
+        "increment": {"is": "IncrementConfig"},
+        "interaction": {"is": "Interaction"},
+        "temperature": {"is": "TemperatureConfig"},
+        "num_frames": 8,
+    }
+    explicit = GareConfig.load(config.to_values())
+    assert explicit.changed_values() == config.changed_values()
+    tiny = GareConfig.load({"backbone": {"family": "tiny"}})
+    assert tiny.changed_values() != GareConfig().changed_values()

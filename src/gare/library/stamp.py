@@ -13,7 +13,8 @@ from gare.model import GARE
 
 def model_stamp(model: GARE, name: str) -> ModelStamp:
     """The stamp of a loaded model; `name` is what loads it again. Hashes about 1 GB of weights a second."""
-    digest = hashlib.blake2b(json.dumps(model.config.to_values(), sort_keys=True).encode(), digest_size=16)
+    settings = model.config.changed_values()  # a setting that a later version adds must not refuse a library
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(f"{key}{tensor.dtype}{list(tensor.shape)}".encode())
         plain = tensor.detach().cpu().contiguous()
