@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler
+from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler, VideoBatch
 from gare.data.preload import FramesOnDevice
 from gare.errors import ConfigError
 from gare.model import GARE
@@ -53,15 +53,7 @@ class PixelBatches:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         for text, video in self._loader.batches(epoch, start):
-            token_ids_TW, mask_TW = self._model.backbone.tokenize(text.captions)
-            video = video.to(self._device)
-            yield PairBatch(
-                token_ids_TW.to(self._device, non_blocking=True),
-                mask_TW.to(self._device, non_blocking=True),
-                video.pixels_VFCHW,
-                video.mask_VF,
-                video.video_index,
-            )
+            yield _pair_up(self._model, text.captions, video.to(self._device))
 
 
 class PreloadedBatches:
@@ -75,7 +67,7 @@ class PreloadedBatches:
         processes: Processes,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._model, self._device, self._data = model, processes.device, config.data
+        self._model, self._data = model, config.data
         self._frames = FramesOnDevice(
             source,
             "train",
@@ -98,20 +90,26 @@ class PreloadedBatches:
         return _one_ahead(self._make(draws) for draws in self._sampler)
 
     def _make(self, draws: Sequence[Draw]) -> PairBatch:
-        token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[d.row] for d in draws])
         video = self._frames.batch(
             [self._video_index[draw.row] for draw in draws],
             draws,
             self._data.augmentation,
             draw_frames=self._data.draw_frames,
         )
-        return PairBatch(
-            token_ids_TW.to(self._device, non_blocking=True),
-            mask_TW.to(self._device, non_blocking=True),
-            video.pixels_VFCHW,
-            video.mask_VF,
-            video.video_index,
-        )
+        return _pair_up(self._model, [self._captions[draw.row] for draw in draws], video)
+
+
+def _pair_up(model: GARE, captions: Sequence[str], video: VideoBatch) -> PairBatch:
+    """Captions beside the pixels of their videos, on the device where those are."""
+    token_ids_TW, mask_TW = model.backbone.tokenize(captions)
+    device = video.pixels_VFCHW.device
+    return PairBatch(
+        token_ids_TW.to(device, non_blocking=True),
+        mask_TW.to(device, non_blocking=True),
+        video.pixels_VFCHW,
+        video.mask_VF,
+        video.video_index,
+    )
 
 
 def _one_ahead(batches: Iterator[PairBatch]) -> Iterator[PairBatch]:
