@@ -52,7 +52,7 @@ def main() -> None:
             for archive in source.glob("*.tar"):
                 (home / "data" / name / archive.name).symlink_to(archive.resolve())
         archived = subprocess.run(
-            ["git", "archive", "HEAD", "src"], cwd=ROOT, check=True, capture_output=True
+            ["git", "archive", "HEAD", "src", "recipes"], cwd=ROOT, check=True, capture_output=True
         )
         subprocess.run(["tar", "-x", "-C", str(home)], input=archived.stdout, check=True)
         shutil.rmtree(home / "src/gare/model/weights")

@@ -230,13 +230,16 @@ def test_cached_features_train_as_pixels_do(manifest, tmp_path):
 
 def test_preloaded_frames_train_the_same(manifest, tmp_path):
     """The frames are of one colour each, so crops and resampling leave them as they are."""
-    settings = recipe(manifest, epochs=1)
-    for name, preload in (("loader", False), ("preloaded", True)):
-        settings["data"] = {**settings["data"], "augmentation": "light", "preload": preload}
+    settings = recipe(manifest, epochs=2)
+    runs = {"loader": (False, 0), "preloaded": (True, 0), "preloaded, drawn ahead": (True, 2)}
+    for name, (preload, num_workers) in runs.items():
+        changes = {"augmentation": "light", "preload": preload, "num_workers": num_workers}
+        settings["data"] = {**settings["data"], **changes}
         train(RunConfig.load(settings), tmp_path / name, device=CPU)
-    ours, theirs = weights(tmp_path / "preloaded"), weights(tmp_path / "loader")
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-5)
+    theirs = weights(tmp_path / "loader")
+    for run in list(runs)[1:]:
+        for name, tensor in weights(tmp_path / run).items():
+            torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-5)
 
 
 def test_caching_features_of_a_tower_that_learns_is_refused(manifest, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -57,6 +58,18 @@ def test_only_training_splits_are_added(manifests):
     sizes = {video.video_id: len(source.read(video)) for video in source.manifest.videos("train")}
     assert sizes["video0-train"] == 3
     assert sizes["image-train-3"] == 1
+
+
+def test_a_set_named_twice_is_shown_twice_as_often(manifests):
+    settings = config(manifests).to_values()
+    once = open_source(RunConfig.load(settings)).manifest
+    settings["data"]["also_train"] *= 2
+    twice = open_source(RunConfig.load(settings)).manifest
+    assert twice.videos("train") == once.videos("train")
+    shown = Counter(twice.video_index("train"))
+    for video, times in Counter(once.video_index("train")).items():
+        is_image = twice.videos("train")[video].video_id.startswith("image")
+        assert shown[video] == times * (2 if is_image else 1)
 
 
 @pytest.mark.parametrize("cache_features", [False, True])

@@ -48,12 +48,13 @@ def test_batches_are_those_of_the_loader(manifest, augmentation, num_frames, dra
         source, "train", image_size=SIZE, augmentation=augmentation, draw_frames=draw_frames, **options
     )
     frames = FramesOnDevice(source, "train", size=SIZE, device=torch.device("cpu"))
+    planner = frames.planner(augmentation, draw_frames=draw_frames)
     sampler = PairSampler(index, **options)
     for epoch in range(3):
         sampler.start_at(epoch)
         (draws,) = sampler
         ((_, expected),) = loader.batches(epoch)
-        batch = frames.batch([index[d.row] for d in draws], draws, augmentation, draw_frames=draw_frames)
+        batch = frames.batch(planner.plan([index[d.row] for d in draws], draws))
         assert torch.equal(batch.mask_VF, expected.mask_VF)
         assert torch.equal(batch.video_index, expected.video_index)
         assert batch.pixels_VFCHW.dtype == torch.uint8
@@ -63,15 +64,23 @@ def test_batches_are_those_of_the_loader(manifest, augmentation, num_frames, dra
 
 def test_a_crop_is_cut_where_it_should_be():
     picture = torch.arange(100).reshape(1, 1, 10, 10).expand(1, 3, 10, 10).to(torch.uint8)
-    cut = cut_out(picture, [Crop(2, 4, 4, 4)], 4)
+    cut = cut_out(picture, torch.tensor([Crop(2.0, 4, 4, 4)]), 4)
     assert torch.equal(cut[0, 0], picture[0, 0, 4:8, 2:6])
-    mirrored = cut_out(picture, [Crop(2, 4, 4, 4, flip=True)], 4)
+    mirrored = cut_out(picture, torch.tensor([Crop(2.0, 4, 4, 4, flip=True)]), 4)
     assert torch.equal(mirrored[0, 0], picture[0, 0, 4:8, 2:6].flip(1))
 
 
 def test_very_wide_pictures_are_cut_at_the_sides(tmp_path: Path):
-    Image.new("RGB", (400, 20)).save(tmp_path / "wide.png")
+    Image.new("RGB", (600, SIZE)).save(tmp_path / "wide.png")
     rows = (Row("wide", "wide.png", "a caption", "train"),)
     source = FrameSource(Manifest(Header("one", root=str(tmp_path)), rows), 1, "uniform")
     frames = FramesOnDevice(source, "train", size=SIZE, device=torch.device("cpu"))
-    assert frames.canvas_NCHW.shape == (1, 3, SIZE, round(SIZE * 16 / 9))
+    assert frames.canvas_NHWC.shape == (1, SIZE, round(SIZE * 16 / 9), 3)
+
+
+def test_large_pictures_are_kept_a_little_larger_than_the_model_takes_them(tmp_path: Path):
+    Image.new("RGB", (10 * SIZE, 10 * SIZE)).save(tmp_path / "large.png")
+    rows = (Row("large", "large.png", "a caption", "train"),)
+    source = FrameSource(Manifest(Header("one", root=str(tmp_path)), rows), 1, "uniform")
+    frames = FramesOnDevice(source, "train", size=SIZE, device=torch.device("cpu"))
+    assert frames.canvas_NHWC.shape == (1, round(1.2 * SIZE), round(1.2 * SIZE), 3)

@@ -95,10 +95,16 @@ def test_every_randaugment_operation_keeps_size_and_mode() -> None:
 def test_recolouring_does_what_it_says() -> None:
     clips = torch.randint(0, 256, (3, 2, 3, 20, 40), dtype=torch.uint8)
     same = Recolouring(1, 1, 1, 0, 0, 0, 0)
-    assert torch.equal(recolour(clips, [same] * 3), clips)
+    assert torch.equal(recolour(clips, torch.tensor([same] * 3)), clips)
     grey, dark, hidden = recolour(
         clips,
-        [same._replace(saturation=0), same._replace(brightness=0.5), Recolouring(1, 1, 1, 0.25, 0.5, 0.5, 1)],
+        torch.tensor(
+            [
+                same._replace(saturation=0),
+                same._replace(brightness=0.5),
+                Recolouring(1, 1, 1, 0.25, 0.5, 0.5, 1),
+            ]
+        ),
     )
     assert torch.equal(grey[:, 0], grey[:, 1])
     assert (dark.float() - 0.5 * clips[1].float()).abs().max() <= 1

@@ -9,7 +9,7 @@ from torch import nn
 
 from gare import GARE, GareConfig
 from gare.model.backbones import minilm
-from gare.model.backbones.efficientnet import EfficientNetLite0
+from gare.model.backbones.efficientnet import ConvNorm, EfficientNetLite0
 from gare.model.backbones.mini import _minilm_folder
 
 CONFIG = {"backbone": {"family": "mini", "image_size": 96}, "temporal": {"num_layers": 1}}
@@ -79,8 +79,33 @@ def test_batch_norm_keeps_its_statistics_in_training(model):
     before = model.backbone.vision.stem.norm.running_mean.clone()
     model.backbone.encode_images(torch.randn(2, 3, 96, 96))
     assert torch.equal(model.backbone.vision.stem.norm.running_mean, before)
-    assert not model.backbone.vision.stem.norm.training
     model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [(1, 1, 7), (3, 1, 8), (3, 2, 8), (5, 2, 9), (5, 2, 8)]
+)
+def test_a_norm_within_its_convolution_is_a_norm_after_it(kernel, stride, size):
+    """Values and gradients, against torch's own BatchNorm on TensorFlow's padding."""
+    torch.manual_seed(0)
+    layer = ConvNorm(4, 6, kernel, stride=stride)
+    norm = layer.norm
+    for tensor in (norm.weight.data, norm.running_var):
+        tensor.uniform_(0.5, 2)
+    for tensor in (norm.bias.data, norm.running_mean):
+        tensor.normal_()
+    images = torch.randn(2, 4, size, size)
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    before = total // 2
+    padded = nn.functional.pad(images, (before, total - before, before, total - before))
+    expected = nn.functional.relu6(norm.eval()(layer.conv(padded)))
+    actual = layer(images)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    parameters = [layer.conv.weight, norm.weight, norm.bias]
+    ours = torch.autograd.grad(actual.square().sum(), parameters)
+    theirs = torch.autograd.grad(expected.square().sum(), parameters)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

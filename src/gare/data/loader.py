@@ -303,7 +303,7 @@ class _Pairs(Dataset[_Sample]):
         images = augment(frames, self._augmentation, generator=generator)
         pixels_FCHW = to_bytes(images, self._size)
         if self._augmentation == "strong":
-            pixels_FCHW = recolour(pixels_FCHW[None], [draw_recolouring(generator)])[0]
+            pixels_FCHW = recolour(pixels_FCHW[None], torch.tensor([draw_recolouring(generator)]))[0]
         return _Sample(self._captions[draw.row], index, pixels_FCHW)
 
 

@@ -229,7 +229,7 @@ def find_manifest(path: Path) -> Path:
 
 
 def join(name: str, manifests: Sequence[Manifest]) -> Manifest:
-    """One manifest of several, to train on all of them; a video may be in one only."""
+    """One manifest of several, to train on all of them; a video may be in one only; one may come twice."""
     rows = [replace(row, path=manifest.source(row)) for manifest in manifests for row in manifest.rows]
     owner: dict[str, str] = {}
     for manifest in manifests:
@@ -245,7 +245,8 @@ def join(name: str, manifests: Sequence[Manifest]) -> Manifest:
             so_far = expected.get(split, Counts(0, 0))
             expected[split] = Counts(so_far.videos + counts.videos, so_far.captions + counts.captions)
     protocol = " + ".join(f"{manifest.header.name}: {manifest.header.protocol}" for manifest in manifests)
-    repeated = any(manifest.header.repeated_captions for manifest in manifests)
+    names = [manifest.header.name for manifest in manifests]
+    repeated = len(set(names)) < len(names) or any(each.header.repeated_captions for each in manifests)
     return Manifest(Header(name, protocol, expected, repeated_captions=repeated), tuple(rows))
 
 

@@ -7,6 +7,8 @@ Shapes: N frames, C = 3, H × W the canvas, V videos, F frames of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +20,80 @@ from torch.utils.data import DataLoader, Dataset
 from gare.data.loader import Draw, FrameSource, VideoBatch
 from gare.data.manifest import Split
 from gare.data.recolour import Recolouring, draw_recolouring, recolour
-from gare.data.sampling import sample_indices
+from gare.data.sampling import Sampling, sample_indices
 from gare.data.transforms import LEAST_AREA, Augmentation, Crop, random_crop
 from gare.errors import ConfigError, DataError
 
 LONGEST = 16 / 9
 """Wider pictures are cut at the sides, so that all fit one canvas."""
+_MARGIN = 1.2
+"""Pictures are kept up to this much larger than a model takes them: a crop of a part would be blown up."""
 _ALL_FRAMES = 10_000
 
 
+class Plan(NamedTuple):
+    """Which frames a batch shows and what is done to each: all that is drawn, before any pixel is touched."""
+
+    video_index: Tensor
+    row_VF: Tensor
+    mask_VF: Tensor
+    crop_N5: Tensor
+    recolouring_V7: Tensor | None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Draws plans from the sizes of frames alone, so that other processes can do it ahead of the device."""
+
+    first_V: np.ndarray
+    count_V: np.ndarray
+    size_N2: np.ndarray
+    num_frames: int
+    sampling: Sampling
+    augmentation: Augmentation
+    draw_frames: bool
+
+    def __post_init__(self) -> None:
+        if self.augmentation == "randaugment":
+            raise ConfigError(
+                "data.preload does not know randaugment: use augmentation 'off', 'light' or 'strong'"
+            )
+
+    def plan(self, videos: Sequence[int], draws: Sequence[Draw]) -> Plan:
+        """The frames and crops that the loader would draw."""
+        row_VF = np.zeros((len(draws), self.num_frames), dtype=np.int64)
+        mask_VF = np.zeros((len(draws), self.num_frames), dtype=bool)
+        crops: list[Crop] = []
+        recolourings: list[Recolouring] = []
+        generator = torch.Generator()
+        for place, (video, draw) in enumerate(zip(videos, draws, strict=True)):
+            generator.manual_seed(draw.seed)
+            offset = float(torch.rand((), generator=generator)) if self.draw_frames else 0.5
+            chosen = sample_indices(int(self.count_V[video]), self.num_frames, self.sampling, offset=offset)
+            row_VF[place, : len(chosen)] = chosen
+            row_VF[place] += self.first_V[video]
+            mask_VF[place, : len(chosen)] = True
+            height, width = self.size_N2[self.first_V[video]].tolist()
+            crop = Crop(0, 0, width, height)
+            if self.augmentation in LEAST_AREA:
+                crop = random_crop(width, height, LEAST_AREA[self.augmentation], generator)
+            crops += [central_square(crop)] * self.num_frames
+            if self.augmentation == "strong":
+                recolourings.append(draw_recolouring(generator))
+        return Plan(
+            torch.tensor(videos),
+            torch.from_numpy(row_VF),
+            torch.from_numpy(mask_VF),
+            torch.tensor(crops, dtype=torch.float32),
+            torch.tensor(recolourings) if recolourings else None,
+        )
+
+
 class FramesOnDevice:
-    """The frames of a split: `canvas_NCHW` holds each in its top left corner, `size_N2` its height and width.
+    """The frames of a split: `canvas_NHWC` holds each in its top left corner, `size_N2` its height and width.
 
     Args:
-        size: of the pictures a model takes; frames are kept with this short side.
+        size: of the pictures a model takes; larger frames are kept with a somewhat longer short side.
     """
 
     def __init__(
@@ -46,7 +108,7 @@ class FramesOnDevice:
     ) -> None:
         self._size, self._source = size, source
         loader: DataLoader[list[np.ndarray]] = DataLoader(
-            _Videos(source, split, size),
+            _Videos(source, split, round(_MARGIN * size)),
             batch_size=None,
             num_workers=num_workers,
             # As they are: made into tensors, each would hold a file descriptor of shared memory.
@@ -62,50 +124,36 @@ class FramesOnDevice:
             raise DataError(f"the split '{split}' has no frames")
         height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
         self.size_N2 = np.array([frame.shape[:2] for frame in frames])
-        self.canvas_NCHW = torch.zeros(len(frames), 3, height, width, dtype=torch.uint8, device=device)
+        self.canvas_NHWC = torch.zeros(len(frames), height, width, 3, dtype=torch.uint8, device=device)
         for row, frame in enumerate(frames):
-            target = self.canvas_NCHW[row, :, : frame.shape[0], : frame.shape[1]]
-            target.copy_(torch.from_numpy(frame).permute(2, 0, 1), non_blocking=True)
+            target_HWC = self.canvas_NHWC[row, : frame.shape[0], : frame.shape[1]]
+            target_HWC.copy_(torch.from_numpy(frame), non_blocking=True)
         self._count_V = np.array(counts)
         self._first_V = np.cumsum(self._count_V) - self._count_V
 
-    def batch(
-        self, videos: Sequence[int], draws: Sequence[Draw], augmentation: Augmentation, *, draw_frames: bool
-    ) -> VideoBatch:
-        """What the loader would give for these draws: the same frames and crops, resampled by the device."""
-        if augmentation == "randaugment":
-            raise ConfigError(
-                "data.preload does not know randaugment: use augmentation 'off', 'light' or 'strong'"
-            )
-        num_frames, device = self._source.num_frames, self.canvas_NCHW.device
-        row_VF = np.zeros((len(draws), num_frames), dtype=np.int64)
-        mask_VF = np.zeros((len(draws), num_frames), dtype=bool)
-        crops: list[Crop] = []
-        recolourings: list[Recolouring] = []
-        generator = torch.Generator()
-        for place, (video, draw) in enumerate(zip(videos, draws, strict=True)):
-            generator.manual_seed(draw.seed)
-            offset = float(torch.rand((), generator=generator)) if draw_frames else 0.5
-            chosen = sample_indices(
-                int(self._count_V[video]), num_frames, self._source.sampling, offset=offset
-            )
-            row_VF[place, : len(chosen)] = chosen
-            row_VF[place] += self._first_V[video]
-            mask_VF[place, : len(chosen)] = True
-            height, width = self.size_N2[self._first_V[video]].tolist()
-            crop = Crop(0, 0, width, height)
-            if augmentation in LEAST_AREA:
-                crop = random_crop(width, height, LEAST_AREA[augmentation], generator)
-            crops += [central_square(crop)] * num_frames
-            if augmentation == "strong":
-                recolourings.append(draw_recolouring(generator))
-        row_N = torch.from_numpy(row_VF.ravel()).to(device, non_blocking=True)
-        pixels_VFCHW = cut_out(self.canvas_NCHW[row_N], crops, self._size).unflatten(0, mask_VF.shape)
-        if recolourings:
-            pixels_VFCHW = recolour(pixels_VFCHW, recolourings)
-        is_frame_VF = torch.from_numpy(mask_VF).to(device, non_blocking=True)
-        pixels_VFCHW = pixels_VFCHW.masked_fill(~is_frame_VF[:, :, None, None, None], 0)
-        return VideoBatch(pixels_VFCHW, is_frame_VF, torch.tensor(videos, device=device))
+    def planner(self, augmentation: Augmentation, *, draw_frames: bool) -> Planner:
+        source = self._source
+        return Planner(
+            self._first_V,
+            self._count_V,
+            self.size_N2,
+            source.num_frames,
+            source.sampling,
+            augmentation,
+            draw_frames,
+        )
+
+    def batch(self, plan: Plan) -> VideoBatch:
+        """What the loader would give for these draws, resampled by the device."""
+        device = self.canvas_NHWC.device
+        row_N = plan.row_VF.ravel().to(device, non_blocking=True)
+        pictures_NCHW = self.canvas_NHWC[row_N].permute(0, 3, 1, 2)
+        pixels_VFCHW = cut_out(pictures_NCHW, plan.crop_N5, self._size).unflatten(0, plan.mask_VF.shape)
+        if plan.recolouring_V7 is not None:
+            pixels_VFCHW = recolour(pixels_VFCHW, plan.recolouring_V7)
+        mask_VF = plan.mask_VF.to(device, non_blocking=True)
+        pixels_VFCHW = pixels_VFCHW.masked_fill(~mask_VF[:, :, None, None, None], 0)
+        return VideoBatch(pixels_VFCHW, mask_VF, plan.video_index.to(device, non_blocking=True))
 
 
 def central_square(crop: Crop) -> Crop:
@@ -118,16 +166,19 @@ def central_square(crop: Crop) -> Crop:
     return Crop(left, top, side, side, crop.flip)
 
 
-def cut_out(pictures_NCHW: Tensor, crops: Sequence[Crop], size: int) -> Tensor:
-    """Each picture's crop at `size` × `size`, as bytes; bilinear."""
+def cut_out(pictures_NCHW: Tensor, crop_N5: Tensor, size: int) -> Tensor:
+    """Each picture's `Crop` at `size` × `size`, as bytes; bilinear."""
     height, width = pictures_NCHW.shape[-2:]
-    boxes = torch.tensor([(c.left, c.top, c.width, c.height, -1.0 if c.flip else 1.0) for c in crops])
-    left, top, box_width, box_height, sign = boxes.to(pictures_NCHW.device).unbind(dim=1)
+    crop_N5 = crop_N5.to(pictures_NCHW.device, non_blocking=True)
+    left, top, box_width, box_height, flip = crop_N5.unbind(dim=1)
+    sign = 1 - 2 * flip
     zero = torch.zeros_like(left)
     # From the square [−1, 1]² of the output to that of the picture.
     across = torch.stack([sign * box_width / width, zero, (2 * left + box_width) / width - 1], dim=1)
     down = torch.stack([zero, box_height / height, (2 * top + box_height) / height - 1], dim=1)
-    grid = F.affine_grid(torch.stack([across, down], dim=1), [len(crops), 3, size, size], align_corners=False)
+    grid = F.affine_grid(
+        torch.stack([across, down], dim=1), [len(crop_N5), 3, size, size], align_corners=False
+    )
     cut = F.grid_sample(
         pictures_NCHW.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
     )
@@ -135,7 +186,7 @@ def cut_out(pictures_NCHW: Tensor, crops: Sequence[Crop], size: int) -> Tensor:
 
 
 class _Videos(Dataset[list[np.ndarray]]):
-    """All frames of each video, scaled to the short side and cut where they are very wide or high."""
+    """All frames of each video, scaled down to the short side and cut where they are very wide or high."""
 
     def __init__(self, source: FrameSource, split: Split, short_side: int) -> None:
         self._source, self._videos, self._short_side = source, source.manifest.videos(split), short_side
@@ -154,7 +205,8 @@ def _as_it_is(video: list[np.ndarray]) -> list[np.ndarray]:
 
 def _fit(image: Image.Image, short_side: int) -> Image.Image:
     image = image.convert("RGB")
-    scale = short_side / min(image.size)
+    scale = min(1.0, short_side / min(image.size))
+    short_side = round(min(image.size) * scale)
     longest = round(LONGEST * short_side)
     width, height = (min(longest, max(short_side, round(side * scale))) for side in image.size)
     x, y = (image.width - width / scale) / 2, (image.height - height / scale) / 2

