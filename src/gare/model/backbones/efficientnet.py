@@ -33,7 +33,7 @@ class ConvNorm(nn.Module):
 
     BatchNorm always uses its stored statistics, in training too: batch statistics would make gradients depend
     on how a batch is cut into chunks and processes. So it is part of the convolution and needs no pass of its
-    own: twice as fast on a CPU, and on a GPU its backward needs the inputs of fewer layers.
+    own: twice as fast on a CPU.
     """
 
     def __init__(
