@@ -52,7 +52,8 @@ class MiniBackboneConfig(Settings):
     freeze_words: bool = False
     """Leave the word embeddings as they are: half of the text tower's weights."""
     dropout: Annotated[float, Range(least=0, below=0.5)] = 0.0
-    """While training: of every sub-layer of the text tower, and twice as much of image features."""
+    """While training: of every sub-layer of the text tower; twice as much of image features, and of the last
+    block of the image tower (stochastic depth)."""
 
 
 BackboneConfig = ClipBackboneConfig | MiniBackboneConfig | TinyBackboneConfig

@@ -19,8 +19,11 @@ from gare.data.loader import FrameSource
 from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.similarity import score_split
 from gare.train import RunConfig, train
+from gare.train.batches import FeatureBatches, PreloadedBatches
 from gare.train.distributed import Processes
+from gare.train.features import FrozenFeatures
 from gare.train.loop import _build_model
+from gare.train.sources import open_source
 from gare.train.step import PairBatch, compute_gradients, make_encode
 from toy_data import recipe, write_dataset
 
@@ -145,7 +148,9 @@ from test_train import gradient_batch, recipe
 from gare import ObjectiveConfig
 from gare.train import RunConfig
 from gare.train.distributed import join, leave
+from gare.train.features import FrozenFeatures
 from gare.train.loop import _build_model
+from gare.train.sources import open_source
 from gare.train.step import compute_gradients, make_encode
 
 torch.set_num_threads(1)
@@ -240,6 +245,76 @@ def test_preloaded_frames_train_the_same(manifest, tmp_path):
     for run in list(runs)[1:]:
         for name, tensor in weights(tmp_path / run).items():
             torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-5)
+
+
+def test_views_of_one_colour_train_as_cached_features_do(manifest, tmp_path):
+    """Crops of a frame of one colour are that frame: only where the views are kept and found differs."""
+    settings = recipe(manifest, epochs=2)
+    settings["model"] = {**settings["model"], "backbone": {"family": "tiny", "freeze_image": True}}
+    for name, changes in {"once": {}, "views": {"augmentation": "light", "views": 3}}.items():
+        settings["data"] = {**settings["data"], "cache_features": True, **changes}
+        train(RunConfig.load(settings), tmp_path / name, device=CPU)
+    ours, theirs = weights(tmp_path / "views"), weights(tmp_path / "once")
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_each_pair_draws_one_of_the_views_of_its_video(manifest, tmp_path):
+    """Strong views differ in colour: over the epochs several are seen, each as it was computed."""
+    settings = recipe(manifest)
+    settings["data"] = {**settings["data"], "cache_features": True, "augmentation": "strong", "views": 4}
+    settings["model"] = {**settings["model"], "backbone": {"family": "tiny", "freeze_image": True}}
+    config = RunConfig.load(settings)
+    model, source = _build_model(config, ALONE), open_source(config)
+    features = FrozenFeatures(model, source, tmp_path)
+    kept_NFE, _ = features.for_training("strong", 4)
+    seen: dict[int, set[int]] = {}
+    for epoch in range(12):
+        for batch in FeatureBatches(model, source, config, ALONE, features).batches(epoch):
+            for video, frames_FE in zip(batch.video_index.tolist(), batch.frames, strict=True):
+                own_4FE = kept_NFE[4 * video : 4 * video + 4]
+                (view,) = (own_4FE == frames_FE).all(dim=(1, 2)).nonzero().flatten().tolist()
+                seen.setdefault(video, set()).add(view)
+    assert len(seen) == 8
+    assert all(len(views) >= 3 for views in seen.values())
+    again, _ = FrozenFeatures(model, source, tmp_path).for_training("strong", 4)
+    assert torch.equal(again, kept_NFE)
+
+
+def test_mixed_pairs_show_and_say_both(manifest):
+    settings = recipe(manifest, batch_size=8)
+    settings["data"] = {**settings["data"], "preload": True, "mixed_share": 0.25}
+    config = RunConfig.load(settings)
+    model, source = _build_model(config, ALONE), open_source(config)
+    said: list[list[str]] = []
+    tokenize = model.backbone.tokenize
+    model.backbone.tokenize = lambda texts: said.append(list(texts)) or tokenize(texts)
+    (batch,) = PreloadedBatches(model, source, config, ALONE, lambda done, total: None).batches(0)
+    (captions,) = said
+    assert captions[:2] == [
+        f"{own.removesuffix(' ' + other)} {other}"
+        for own, other in zip(captions[:2], captions[2:4], strict=True)
+    ]
+    assert all(len(caption.split()) == (4 if place < 2 else 2) for place, caption in enumerate(captions))
+    plain = source.manifest.captions("train")
+    for place, caption in enumerate(captions[2:], start=2):
+        assert caption == plain[int(batch.video_index[place])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache_features": True, "augmentation": "light"}, "or several views"),
+        ({"cache_features": True, "views": 2}, "or several views"),
+        ({"views": 2}, "data.views needs cache_features"),
+        ({"mixed_share": 0.25}, "data.mixed_share needs preload"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(manifest, changes, message):
+    settings = recipe(manifest)
+    settings["data"] = {**settings["data"], **changes}
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load(settings)
 
 
 def test_caching_features_of_a_tower_that_learns_is_refused(manifest, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gare.data.loader import FrameSource, PairLoader, PairSampler
+from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler
 from gare.data.manifest import Header, Manifest, Row
 from gare.data.preload import FramesOnDevice, cut_out
 from gare.data.transforms import Crop
@@ -60,6 +60,20 @@ def test_batches_are_those_of_the_loader(manifest, augmentation, num_frames, dra
         assert batch.pixels_VFCHW.dtype == torch.uint8
         difference = (batch.pixels_VFCHW.int() - expected.pixels_VFCHW.int()).abs().float()
         assert difference.mean() < {"off": 0.6, "light": 2.5, "strong": 3.5}[augmentation]
+
+
+def test_mixed_clips_are_halfway_between_two(manifest):
+    source = FrameSource(manifest, 2, "uniform")
+    frames = FramesOnDevice(source, "train", size=SIZE, device=torch.device("cpu"))
+    plan = frames.planner("off", draw_frames=False).plan(range(5), [Draw(n, n) for n in range(5)])
+    plain, mixed = frames.batch(plan), frames.batch(plan, num_mixed=2)
+    assert torch.equal(mixed.mask_VF, plain.mask_VF)
+    assert torch.equal(mixed.pixels_VFCHW[2:], plain.pixels_VFCHW[2:])
+    pixels = plain.pixels_VFCHW.int()
+    # Clip 1 has two frames, both blended with clip 3's only one; clip 0 has one, blended with the first of 2.
+    assert torch.equal(mixed.pixels_VFCHW[0, 0].int(), (pixels[0, 0] + pixels[2, 0]) // 2)
+    for frame in range(2):
+        assert torch.equal(mixed.pixels_VFCHW[1, frame].int(), (pixels[1, frame] + pixels[3, 0]) // 2)
 
 
 def test_a_crop_is_cut_where_it_should_be():

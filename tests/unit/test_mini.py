@@ -9,7 +9,7 @@ from torch import nn
 
 from gare import GARE, GareConfig
 from gare.model.backbones import minilm
-from gare.model.backbones.efficientnet import ConvNorm, EfficientNetLite0
+from gare.model.backbones.efficientnet import Block, ConvNorm, EfficientNetLite0
 from gare.model.backbones.mini import _minilm_folder
 
 CONFIG = {"backbone": {"family": "mini", "image_size": 96}, "temporal": {"num_layers": 1}}
@@ -143,6 +143,26 @@ def test_dropout_is_for_training_only():
             lambda: model.backbone.encode_images(pixels),
         ):
             assert torch.equal(encode(), encode()) != is_training
+
+
+def test_a_picture_that_skips_a_block_keeps_what_it_had():
+    block = Block(8, 8, 3, 1, 6, skipped=0.25)
+    x = torch.randn(4_000, 8, 2, 2)
+    block.eval()
+    change = block(x) - x
+    block.train()
+    torch.manual_seed(0)
+    seen = block(x) - x
+    is_skipped = seen.abs().amax(dim=(1, 2, 3)) == 0
+    assert is_skipped.float().mean() == pytest.approx(0.25, abs=0.03)
+    torch.testing.assert_close(seen[~is_skipped], change[~is_skipped] / 0.75, atol=1e-5, rtol=1e-3)
+
+
+def test_later_blocks_are_skipped_more_often():
+    shares = [block.skipped for block in EfficientNetLite0(0.2).blocks]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.15 < shares[-1] < 0.2
 
 
 def test_it_survives_saving_with_its_tokeniser(model, tmp_path):

@@ -295,6 +295,23 @@ def test_features_of_the_wrong_shape_are_refused(build, message):
         build()
 
 
+@pytest.mark.parametrize(("mask_frames", "encoded"), [(True, 5), (False, 8)])
+def test_the_image_tower_sees_real_frames_only(mask_frames, encoded):
+    model = tiny(interaction={"mask_frames": mask_frames}).eval()
+    shown = []
+    tower = model.backbone.image_features
+    model.backbone.image_features = lambda pixels: shown.append(len(pixels)) or tower(pixels)
+    pixels, mask = torch.randn(2, 4, 3, 32, 32), torch.tensor([[0, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    video = model.video_features(pixels, mask)
+    assert shown == [encoded]  # the released code lets padding take part, so there it is encoded
+    everything = model.backbone.encode_images(pixels.flatten(0, 1)).unflatten(0, mask.shape)
+    if mask_frames:
+        everything = everything.masked_fill(~mask[..., None], 0)
+    if model.temporal is not None:
+        everything = model.temporal(everything, mask)
+    torch.testing.assert_close(video.frames_VFD[mask], everything[mask])
+
+
 @torch.no_grad()
 def test_padded_pixels_of_any_content_change_nothing():
     model = tiny().eval()

@@ -143,15 +143,28 @@ class FramesOnDevice:
             draw_frames,
         )
 
-    def batch(self, plan: Plan) -> VideoBatch:
-        """What the loader would give for these draws, resampled by the device."""
+    def batch(self, plan: Plan, *, num_mixed: int = 0) -> VideoBatch:
+        """What the loader would give for these draws, resampled by the device.
+
+        Args:
+            num_mixed: the first so many clips are blended with as many that follow them.
+        """
         device = self.canvas_NHWC.device
-        row_N = plan.row_VF.ravel().to(device, non_blocking=True)
-        pictures_NCHW = self.canvas_NHWC[row_N].permute(0, 3, 1, 2)
-        pixels_VFCHW = cut_out(pictures_NCHW, plan.crop_N5, self._size).unflatten(0, plan.mask_VF.shape)
-        if plan.recolouring_V7 is not None:
-            pixels_VFCHW = recolour(pixels_VFCHW, plan.recolouring_V7)
+        # Padding is cut only where it may be blended: a picture shown beside the later frames of a video.
+        is_cut_VF = torch.ones_like(plan.mask_VF) if num_mixed else plan.mask_VF
+        place_K = is_cut_VF.ravel().nonzero().squeeze(1)
+        row_K = plan.row_VF.ravel()[place_K].to(device, non_blocking=True)
+        pictures_KCHW = self.canvas_NHWC[row_K].permute(0, 3, 1, 2)
+        cut_KCHW = cut_out(pictures_KCHW, plan.crop_N5[place_K], self._size)
+        empty_NCHW = cut_KCHW.new_zeros(is_cut_VF.numel(), *cut_KCHW.shape[1:])
+        pixels_NCHW = empty_NCHW.index_copy_(0, place_K.to(device, non_blocking=True), cut_KCHW)
+        pixels_VFCHW = pixels_NCHW.unflatten(0, plan.mask_VF.shape)
         mask_VF = plan.mask_VF.to(device, non_blocking=True)
+        if plan.recolouring_V7 is not None:
+            pixels_VFCHW = recolour(pixels_VFCHW, plan.recolouring_V7, mask_VF)
+        if num_mixed:
+            own, other = pixels_VFCHW[:num_mixed], pixels_VFCHW[num_mixed : 2 * num_mixed]
+            pixels_VFCHW[:num_mixed] = ((own.short() + other) // 2).to(torch.uint8)
         pixels_VFCHW = pixels_VFCHW.masked_fill(~mask_VF[:, :, None, None, None], 0)
         return VideoBatch(pixels_VFCHW, mask_VF, plan.video_index.to(device, non_blocking=True))
 

@@ -42,8 +42,12 @@ def draw_recolouring(generator: torch.Generator) -> Recolouring:
     return Recolouring(light, contrast, saturation, left, top, left + width, top + height)
 
 
-def recolour(bytes_VFCHW: Tensor, recolouring_V7: Tensor) -> Tensor:
-    """A `Recolouring` per clip, the same in all of its frames, as bytes again."""
+def recolour(bytes_VFCHW: Tensor, recolouring_V7: Tensor, mask_VF: Tensor | None = None) -> Tensor:
+    """A `Recolouring` per clip, the same in all of its frames, as bytes again.
+
+    Args:
+        mask_VF: true where a frame is real; only those decide how light a clip is. None: all are.
+    """
     device = bytes_VFCHW.device
     numbers_V7 = recolouring_V7.to(device, non_blocking=True)
     brightness, contrast, saturation, left, top, right, bottom = numbers_V7.view(-1, 7, 1, 1, 1, 1).unbind(1)
@@ -51,7 +55,9 @@ def recolour(bytes_VFCHW: Tensor, recolouring_V7: Tensor) -> Tensor:
     pixels = bytes_VFCHW.float() * brightness
     grey_VF1HW = (pixels * luma_C11).sum(dim=2, keepdim=True)
     pixels = grey_VF1HW + saturation * (pixels - grey_VF1HW)
-    mean_V1111 = grey_VF1HW.mean(dim=(1, 3, 4), keepdim=True)
+    mean_VF111 = grey_VF1HW.mean(dim=(3, 4), keepdim=True)
+    real_VF111 = torch.ones_like(mean_VF111) if mask_VF is None else mask_VF.to(device)[..., None, None, None]
+    mean_V1111 = (mean_VF111 * real_VF111).sum(dim=1, keepdim=True) / real_VF111.sum(dim=1, keepdim=True)
     pixels = mean_V1111 + contrast * (pixels - mean_V1111)
     height, width = bytes_VFCHW.shape[-2:]
     y_H1 = ((torch.arange(height, device=device) + 0.5) / height)[:, None]

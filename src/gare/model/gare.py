@@ -202,8 +202,26 @@ class GARE(
             )
         weight = next(self.backbone.parameters())
         pixels_NCHW = pixels_VFCHW.flatten(0, 1).to(weight.dtype)
-        features_VFE = self.backbone.image_features(pixels_NCHW).unflatten(0, mask_VF.shape)
-        return self.video_features_from_cache(features_VFE, mask_VF)
+        shown_K = self._frames_to_encode(mask_VF)
+        if shown_K is None:
+            features_NE = self.backbone.image_features(pixels_NCHW)
+        else:
+            features_KE = self.backbone.image_features(pixels_NCHW[shown_K])
+            empty_NE = features_KE.new_zeros(len(pixels_NCHW), features_KE.shape[1])
+            features_NE = empty_NE.index_copy(0, shown_K, features_KE)
+        return self.video_features_from_cache(features_NE.unflatten(0, mask_VF.shape), mask_VF)
+
+    def _frames_to_encode(self, mask_VF: Tensor) -> Tensor | None:
+        """Which frames the image tower must see, real ones first; None for all of them."""
+        if not self.config.interaction.mask_frames:  # as the released code: padding takes part
+            return None
+        is_padding_N = ~mask_VF.bool().flatten()
+        total = len(is_padding_N)
+        num_real = total - int(is_padding_N.sum())
+        # A compiled tower is compiled for every number of frames: on a GPU, few different ones.
+        together = 512 if mask_VF.is_cuda else 1
+        num_shown = min(total, -(-num_real // together) * together)
+        return None if num_shown == total else is_padding_N.int().argsort(stable=True)[:num_shown]
 
     def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
         """The same from what `backbone.image_features` gave for each frame, when that tower is frozen."""

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler, VideoBatch
 from gare.data.preload import FramesOnDevice, Plan, Planner
-from gare.errors import ConfigError
 from gare.model import GARE
 from gare.train.config import RunConfig
 from gare.train.distributed import Processes
@@ -85,6 +84,7 @@ class PreloadedBatches:
             source.manifest.video_index("train"),
         )
         self._sampler = make_sampler(self._video_index, config, processes)
+        self._num_mixed = int(config.data.mixed_share * config.batch_size / processes.world_size)
         planner = self._frames.planner(config.data.augmentation, draw_frames=config.data.draw_frames)
         num_planning = min(config.data.num_workers, _PLANNING)
         self._plans: DataLoader[tuple[list[int], Plan]] = DataLoader(
@@ -104,7 +104,11 @@ class PreloadedBatches:
         return _one_ahead(self._make(rows, plan) for rows, plan in self._plans)
 
     def _make(self, rows: Sequence[int], plan: Plan) -> PairBatch:
-        return _pair_up(self._model, [self._captions[row] for row in rows], self._frames.batch(plan))
+        captions = [self._captions[row] for row in rows]
+        partners = captions[self._num_mixed : 2 * self._num_mixed]
+        mixed = [f"{own} {other}" for own, other in zip(captions, partners, strict=False)]
+        video = self._frames.batch(plan, num_mixed=self._num_mixed)
+        return _pair_up(self._model, mixed + captions[self._num_mixed :], video)
 
 
 class _Plans(Dataset[tuple[list[int], Plan]]):
@@ -153,12 +157,9 @@ class FeatureBatches:
         processes: Processes,
         features: FrozenFeatures,
     ) -> None:
-        if config.data.augmentation != "off":
-            raise ConfigError(
-                "data.cache_features needs augmentation = 'off': what is computed once cannot vary"
-            )
         self._device, self._model = processes.device, model
-        self._features_VFE, self._mask_VF = features.of("train")
+        self._features_VFE, self._mask_VF = features.for_training(config.data.augmentation, config.data.views)
+        self._num_views = config.data.views
         self._captions = source.manifest.captions("train")
         self._video_index = torch.tensor(source.manifest.video_index("train"))
         self._sampler = make_sampler(self._video_index.tolist(), config, processes)
@@ -171,12 +172,14 @@ class FeatureBatches:
         for draws in self._sampler:
             rows = [draw.row for draw in draws]
             video_index = self._video_index[rows].to(self._device)
+            view = torch.tensor([draw.seed % self._num_views for draw in draws], device=self._device)
+            seen = self._num_views * video_index + view
             token_ids_TW, mask_TW = self._model.backbone.tokenize([self._captions[row] for row in rows])
             yield PairBatch(
                 token_ids_TW.to(self._device),
                 mask_TW.to(self._device),
-                self._features_VFE[video_index],
-                self._mask_VF[video_index],
+                self._features_VFE[seen],
+                self._mask_VF[seen],
                 video_index,
             )
 

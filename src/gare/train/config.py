@@ -44,7 +44,11 @@ class DataConfig(Settings):
     """Decode every training frame once and keep it on the device, where crops are cut: for images, and videos
     given as frames, that fit there."""
     cache_features: bool = False
-    """Run the frozen image tower once over all frames and train on what it saw; no augmentation then."""
+    """Run the frozen image tower once over all frames and train on what it saw."""
+    views: PositiveInt = 1
+    """With cache_features: so many augmented variants of every clip are computed and one of them drawn."""
+    mixed_share: Annotated[float, Range(least=0, below=0.5)] = 0.0
+    """With preload: this share of a batch is blended with other pairs, pictures and captions (MixGen)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +57,17 @@ class DataConfig(Settings):
                 "data.draw_frames needs sampling = 'uniform' and cache_features = false: frames of a fixed "
                 "grid, and features computed once, cannot vary"
             )
+        if self.cache_features and (
+            self.augmentation == "randaugment" or (self.augmentation != "off") != (self.views > 1)
+        ):
+            raise ConfigError(
+                "data.cache_features computes every frame once, so it needs augmentation = 'off'; or several "
+                "views with augmentation 'light' or 'strong', of which one is drawn"
+            )
+        if self.views > 1 and not self.cache_features:
+            raise ConfigError("data.views needs cache_features = true: without it every draw is a new view")
+        if self.mixed_share and not self.preload:
+            raise ConfigError("data.mixed_share needs preload = true: pictures are blended on the device")
         if self.preload and (self.augmentation == "randaugment" or self.cache_features):
             raise ConfigError(
                 "data.preload goes with augmentation 'off', 'light' or 'strong' and without cache_features; "

@@ -6,16 +6,17 @@ Shapes: V videos, F frames, E image features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gare.data.features import FeatureCache
-from gare.data.loader import FrameSource, load_gallery
+from gare.data.loader import Draw, FrameSource, VideoBatch, load_gallery, mix_seeds
 from gare.data.manifest import Split
-from gare.data.transforms import normalise
+from gare.data.preload import FramesOnDevice
+from gare.data.transforms import Augmentation, normalise
 from gare.errors import ConfigError
 from gare.model import GARE
 
@@ -58,17 +59,46 @@ class FrozenFeatures:
             ids = [row.video_id for row in self._source.manifest.videos(split)]
             if self._cache.missing(ids):
                 self._compute(split, ids)
-            kept = self._cache.get(ids)
-            num_frames = self._source.num_frames
-            features_VFE = torch.zeros(len(ids), num_frames, kept[0].shape[1])
-            mask_VF = torch.zeros(len(ids), num_frames, dtype=torch.bool)
-            for index, features_FE in enumerate(kept):
-                features_VFE[index, : len(features_FE)] = features_FE
-                mask_VF[index, : len(features_FE)] = True
-            self._loaded[split] = features_VFE.to(self._model.device), mask_VF.to(self._model.device)
+            self._loaded[split] = self._together(self._cache.get(ids))
         return self._loaded[split]
 
-    @torch.no_grad()
+    def for_training(self, augmentation: Augmentation, num_views: int) -> tuple[Tensor, Tensor]:
+        """As `of("train")`, with each video as often as it has views: [V × views, F, E]."""
+        if augmentation == "off":
+            return self.of("train")
+        names = [row.video_id for row in self._source.manifest.videos("train")]
+        ids = [f"{name} {augmentation} {view}" for name in names for view in range(num_views)]
+        if self._cache.missing(ids):
+            self._compute_views(augmentation, num_views, ids)
+        return self._together(self._cache.get(ids))
+
+    def _together(self, kept: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        num_frames, device = self._source.num_frames, self._model.device
+        features_VFE = torch.zeros(len(kept), num_frames, kept[0].shape[1])
+        mask_VF = torch.zeros(len(kept), num_frames, dtype=torch.bool)
+        for index, features_FE in enumerate(kept):
+            features_VFE[index, : len(features_FE)] = features_FE
+            mask_VF[index, : len(features_FE)] = True
+        return features_VFE.to(device), mask_VF.to(device)
+
+    def _compute_views(self, augmentation: Augmentation, num_views: int, ids: list[str]) -> None:
+        """All views of all training videos, from frames that are decoded once."""
+        frames = FramesOnDevice(
+            self._source,
+            "train",
+            size=self._model.backbone.image_format.size,
+            device=self._model.device,
+            num_workers=self._num_workers,
+        )
+        planner = frames.planner(augmentation, draw_frames=False)
+        for start in range(0, len(ids), VIDEOS_PER_FILE):
+            part = range(start, min(start + VIDEOS_PER_FILE, len(ids)))
+            draws = [Draw(place, mix_seeds(*divmod(place, num_views))) for place in part]
+            batch = frames.batch(planner.plan([place // num_views for place in part], draws))
+            self._cache.put(dict(zip([ids[place] for place in part], self._encode(batch), strict=True)))
+            if self._on_progress:
+                self._on_progress(part[-1] + 1, len(ids))
+
     def _compute(self, split: Split, ids: list[str]) -> None:
         format_ = self._model.backbone.image_format
         done = 0
@@ -76,22 +106,31 @@ class FrozenFeatures:
             self._source,
             split,
             image_size=format_.size,
-            # On a CPU a small batch stays in its caches: 12 images a video, 10 MB of activations an image.
             batch_size=64 if self._model.device.type == "cuda" else 4,
             num_workers=self._num_workers,
         )
         computed: dict[str, Tensor] = {}
         for batch in gallery:
-            mask_VF = batch.mask_VF
-            pixels_NCHW = batch.pixels_VFCHW[mask_VF].to(self._model.device)
-            features_NE = self._model.backbone.image_features(
-                normalise(pixels_NCHW, format_.mean, format_.std)
-            )
-            per_video = features_NE.float().cpu().split(mask_VF.sum(dim=1).tolist())
-            computed.update(zip(ids[done : done + len(batch)], per_video, strict=True))
+            computed.update(zip(ids[done : done + len(batch)], self._encode(batch), strict=True))
             done += len(batch)
             if len(computed) >= VIDEOS_PER_FILE or done == len(ids):
                 self._cache.put(computed)
                 computed = {}
             if self._on_progress:
                 self._on_progress(done, len(ids))
+
+    @torch.no_grad()
+    def _encode(self, batch: VideoBatch) -> Sequence[Tensor]:
+        """Features [F, E] of each video's real frames."""
+        backbone, format_ = self._model.backbone, self._model.backbone.image_format
+        pixels_NCHW = batch.pixels_VFCHW[batch.mask_VF].to(self._model.device)
+        was_training = backbone.training
+        backbone.eval()  # a tower that leaves blocks out while training must show all of itself here
+        # On a CPU a small batch stays in its caches: 10 MB of activations an image.
+        parts = pixels_NCHW.split(1024 if pixels_NCHW.is_cuda else 48)
+        features_NE = torch.cat(
+            [backbone.image_features(normalise(part, format_.mean, format_.std)) for part in parts]
+        )
+        backbone.train(was_training)
+        per_video: Sequence[Tensor] = features_NE.float().cpu().split(batch.mask_VF.sum(dim=1).tolist())
+        return per_video

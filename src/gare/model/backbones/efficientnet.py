@@ -67,28 +67,50 @@ class ConvNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Expand, filter each channel by itself, project; with a shortcut where shapes allow."""
+    """Expand, filter each channel by itself, project; with a shortcut where shapes allow.
 
-    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int, expansion: int) -> None:
+    Args:
+        skipped: share of the pictures that take the shortcut alone while training (stochastic depth).
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int,
+        stride: int,
+        expansion: int,
+        skipped: float = 0.0,
+    ) -> None:
         super().__init__()
         hidden = channels_in * expansion
         self.expand = ConvNorm(channels_in, hidden, 1) if expansion > 1 else nn.Identity()
         self.depthwise = ConvNorm(hidden, hidden, kernel, stride=stride, groups=hidden)
         self.project = ConvNorm(hidden, channels_out, 1, relu=False)
         self.has_shortcut = stride == 1 and channels_in == channels_out
+        self.skipped = skipped
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.project(self.depthwise(self.expand(x)))
-        return x + y if self.has_shortcut else y
+        if not self.has_shortcut:
+            return y
+        if self.training and self.skipped:
+            is_kept_N111 = torch.rand(len(y), 1, 1, 1, device=y.device) >= self.skipped
+            y = y * (is_kept_N111 / (1 - self.skipped)).to(y.dtype)
+        return x + y
 
 
 class EfficientNetLite0(nn.Module):
-    """Images [N, 3, H, W] to features [N, 1280], averaged over places."""
+    """Images [N, 3, H, W] to features [N, 1280], averaged over places.
 
-    def __init__(self) -> None:
+    Args:
+        skipped: of the last block; less the earlier a block comes, as this tower was first trained.
+    """
+
+    def __init__(self, skipped: float = 0.0) -> None:
         super().__init__()
         self.stem = ConvNorm(3, 32, 3, stride=2)
-        blocks = []
+        blocks: list[Block] = []
         for num_blocks, kernel, stride, expansion, channels_in, channels_out in STAGES:
             for i in range(num_blocks):
                 first = i == 0
@@ -99,6 +121,7 @@ class EfficientNetLite0(nn.Module):
                         kernel,
                         stride if first else 1,
                         expansion,
+                        skipped * len(blocks) / NUM_BLOCKS,
                     )
                 )
         self.blocks = nn.ModuleList(blocks)
