@@ -52,8 +52,10 @@ class MiniBackboneConfig(Settings):
     freeze_words: bool = False
     """Leave the word embeddings as they are: half of the text tower's weights."""
     dropout: Annotated[float, Range(least=0, below=0.5)] = 0.0
-    """While training: of every sub-layer of the text tower; twice as much of image features, and of the last
-    block of the image tower (stochastic depth)."""
+    """While training: of every sub-layer of the text tower, and twice as much of image features."""
+    skipped_blocks: Annotated[float, Range(least=0, below=1)] = 0.0
+    """While training: share of pictures that skip the last block of the image tower, fewer the earlier the
+    block (stochastic depth)."""
 
 
 BackboneConfig = ClipBackboneConfig | MiniBackboneConfig | TinyBackboneConfig

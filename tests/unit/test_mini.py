@@ -132,7 +132,7 @@ def test_parts_can_be_frozen(settings, frozen):
 
 
 def test_dropout_is_for_training_only():
-    config = {**CONFIG, "backbone": {**CONFIG["backbone"], "dropout": 0.2}}
+    config = {**CONFIG, "backbone": {**CONFIG["backbone"], "dropout": 0.2, "skipped_blocks": 0.2}}
     model = GARE(GareConfig.load(config), pretrained_towers=False)
     ids, mask = torch.randint(1000, 2000, (2, 5)), torch.ones(2, 5, dtype=torch.bool)
     pixels = torch.randn(2, 3, 64, 64)

@@ -35,7 +35,7 @@ class MiniBackbone(Backbone):
         self.dim = config.dim
         # The image tower was trained on (x − 127) / 128.
         self.image_format = ImageFormat(config.image_size, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
-        self.vision = EfficientNetLite0(2 * config.dropout)
+        self.vision = EfficientNetLite0(config.skipped_blocks)
         self.text = MiniLM(config.dropout)
         self.image_dropout = nn.Dropout(2 * config.dropout)
         if weights:
