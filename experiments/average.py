@@ -5,6 +5,7 @@
 
 Runs with other augmentation and other shares of the sets end in other places, and the place between them
 generalises better than either: docs/models/gare-mini.md has the numbers. Weights are chosen on val.
+A baseline may be averaged with a GARE that began from it: name the GARE first, its configuration is kept.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ def main() -> None:
     average = GARE(GareConfig.load(models[0].config.to_values(), chosen.set))
     states = [model.state_dict() for model in models]
     for name, tensor in average.state_dict().items():
-        parts = [share * state[name] for share, state in zip(shares.values(), states, strict=True)]
-        tensor.copy_(torch.stack(parts).sum(dim=0))
+        pairs = zip(shares.values(), states, strict=True)
+        parts = [(share, state[name]) for share, state in pairs if name in state]
+        # A baseline is a GARE whose psi gives zero: of what it lacks, only psi's last layer counts as zeros.
+        if len(parts) == len(states) and all(torch.equal(part, parts[0][1]) for _, part in parts):
+            tensor.copy_(parts[0][1])  # frozen words stay what their package has, to the last bit
+            continue
+        total = 1.0 if name.startswith("increment_net.output.") else sum(share for share, _ in parts)
+        tensor.copy_(torch.stack([share / total * part for share, part in parts]).sum(dim=0))
     average.save_pretrained(chosen.out)
     print(f"saved {chosen.out}")
 

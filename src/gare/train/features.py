@@ -126,10 +126,11 @@ class FrozenFeatures:
         pixels_NCHW = batch.pixels_VFCHW[batch.mask_VF].to(self._model.device)
         was_training = backbone.training
         backbone.eval()  # a tower that leaves blocks out while training must show all of itself here
-        # On a CPU a small batch stays in its caches: 10 MB of activations an image.
-        parts = pixels_NCHW.split(1024 if pixels_NCHW.is_cuda else 48)
         features_NE = torch.cat(
-            [backbone.image_features(normalise(part, format_.mean, format_.std)) for part in parts]
+            [
+                backbone.image_features(normalise(part, format_.mean, format_.std))
+                for part in pixels_NCHW.split(512)
+            ]
         )
         backbone.train(was_training)
         per_video: Sequence[Tensor] = features_NE.float().cpu().split(batch.mask_VF.sum(dim=1).tolist())

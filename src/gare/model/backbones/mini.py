@@ -62,8 +62,10 @@ class MiniBackbone(Backbone):
         return self.text_projection(mean_TE), self.text_projection(states_TWE)
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
-        features_NE: Tensor = self.vision(pixels_NCHW)
-        return features_NE
+        is_cpu_inference = pixels_NCHW.device.type == "cpu" and not torch.is_grad_enabled()
+        # Four pictures at a time stay in the caches of a CPU: faster, and less memory.
+        parts = pixels_NCHW.split(4) if is_cpu_inference else [pixels_NCHW]
+        return torch.cat([self.vision(part) for part in parts])
 
     def project_images(self, features_NE: Tensor) -> Tensor:
         vectors_ND: Tensor = self.image_projection(self.image_dropout(features_NE))
