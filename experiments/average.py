@@ -33,10 +33,10 @@ def main() -> None:
     for name, tensor in average.state_dict().items():
         pairs = zip(shares.values(), states, strict=True)
         parts = [(share, state[name]) for share, state in pairs if name in state]
-        # A baseline is a GARE whose psi gives zero: of what it lacks, only psi's last layer counts as zeros.
         if len(parts) == len(states) and all(torch.equal(part, parts[0][1]) for _, part in parts):
             tensor.copy_(parts[0][1])  # frozen words stay what their package has, to the last bit
             continue
+        # A baseline is a GARE whose psi gives zero: of what it lacks, only psi's last layer counts as zeros.
         total = 1.0 if name.startswith("increment_net.output.") else sum(share for share, _ in parts)
         tensor.copy_(torch.stack([share / total * part for share, part in parts]).sum(dim=0))
     average.save_pretrained(chosen.out)

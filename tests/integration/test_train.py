@@ -277,8 +277,12 @@ def test_each_pair_draws_one_of_the_views_of_its_video(manifest, tmp_path):
                 seen.setdefault(video, set()).add(view)
     assert len(seen) == 8
     assert all(len(views) >= 3 for views in seen.values())
-    again, _ = FrozenFeatures(model, source, tmp_path).for_training("strong", 4)
-    assert torch.equal(again, kept_NFE)
+    one, *_ = tmp_path.glob("*/*.safetensors")
+    written = one.stat().st_mtime_ns
+    more, _ = FrozenFeatures(model, source, tmp_path).for_training("strong", 5)
+    assert torch.equal(more.unflatten(0, (8, 5))[:, :4], kept_NFE.unflatten(0, (8, 4)))
+    assert one.stat().st_mtime_ns == written
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2  # only the fifth views were computed
 
 
 def test_mixed_pairs_show_and_say_both(manifest):

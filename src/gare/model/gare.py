@@ -220,7 +220,7 @@ class GARE(
         num_real = total - int(is_padding_N.sum())
         # A compiled tower is compiled for every number of frames: on a GPU, few different ones.
         together = 512 if mask_VF.is_cuda else 1
-        num_shown = min(total, -(-num_real // together) * together)
+        num_shown = min(total, -(-max(num_real, 1) // together) * together)
         return None if num_shown == total else is_padding_N.int().argsort(stable=True)[:num_shown]
 
     def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:

@@ -82,7 +82,7 @@ class FrozenFeatures:
         return features_VFE.to(device), mask_VF.to(device)
 
     def _compute_views(self, augmentation: Augmentation, num_views: int, ids: list[str]) -> None:
-        """All views of all training videos, from frames that are decoded once."""
+        """The views that are not there yet, from frames that are decoded once."""
         frames = FramesOnDevice(
             self._source,
             "train",
@@ -91,13 +91,15 @@ class FrozenFeatures:
             num_workers=self._num_workers,
         )
         planner = frames.planner(augmentation, draw_frames=False)
-        for start in range(0, len(ids), VIDEOS_PER_FILE):
-            part = range(start, min(start + VIDEOS_PER_FILE, len(ids)))
+        missing = set(self._cache.missing(ids))
+        places = [place for place, id_ in enumerate(ids) if id_ in missing]
+        for start in range(0, len(places), VIDEOS_PER_FILE):
+            part = places[start : start + VIDEOS_PER_FILE]
             draws = [Draw(place, mix_seeds(*divmod(place, num_views))) for place in part]
             batch = frames.batch(planner.plan([place // num_views for place in part], draws))
             self._cache.put(dict(zip([ids[place] for place in part], self._encode(batch), strict=True)))
             if self._on_progress:
-                self._on_progress(part[-1] + 1, len(ids))
+                self._on_progress(start + len(part), len(places))
 
     def _compute(self, split: Split, ids: list[str]) -> None:
         format_ = self._model.backbone.image_format
