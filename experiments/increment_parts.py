@@ -1,0 +1,70 @@
+"""How much of an increment belongs to its pair? The first caption of every video of val, every pair of them.
+
+    python experiments/increment_parts.py runs/gare/last data/msrvtt_frames
+
+An increment is the sum of four parts: one common to all pairs, one of the video, one of the text, and what is
+left for the pair. Only what belongs to video or pair can change a ranking of videos, and only the pair's part
+can do what a score per video could not. For models that correct the text and take the mean frame.
+Shapes: T texts, V videos, D embedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from gare import GARE
+from gare.data.loader import FrameSource
+from gare.evaluate.similarity import encode_gallery
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("data", type=Path)
+    chosen = parser.parse_args()
+    model = GARE.from_pretrained(chosen.model).eval()
+    if model.increment_net is None:
+        parser.error(f"{chosen.model} has no increments")
+    source = FrameSource.open(chosen.data, model.config.num_frames)
+    first: dict[int, str] = {}
+    for caption, video in zip(
+        source.manifest.captions("val"), source.manifest.video_index("val"), strict=True
+    ):
+        first.setdefault(video, caption)
+    videos = encode_gallery(model, source, "val", None, 0, None)
+    texts = model.encode_text([first[video] for video in range(len(videos))])
+    pairs = model.score_pairs(texts, videos)
+    assert pairs.increment_TVD is not None
+
+    common_D = pairs.increment_TVD.mean(dim=(0, 1))
+    of_video_VD = pairs.increment_TVD.mean(dim=0) - common_D
+    of_text_TD = pairs.increment_TVD.mean(dim=1) - common_D
+    of_pair_TVD = pairs.increment_TVD - common_D - of_video_VD - of_text_TD[:, None]
+    total = pairs.increment_TVD.square().sum(dim=-1).mean()
+    length = pairs.increment_TVD.norm(dim=-1).mean()
+    print(f"mean length: text {texts.text_TD.norm(dim=-1).mean():.2f}, increment {length:.2f}")
+    parts = {"common": common_D, "video": of_video_VD, "text": of_text_TD, "pair": of_pair_TVD}
+    for name, part in parts.items():
+        print(f"{name}: {100 * part.square().sum(dim=-1).mean() / total:.1f} % of the squared length")
+
+    mask_VF1 = videos.mask_VF[..., None]
+    mean_VD = (videos.frames_VFD * mask_VF1).sum(dim=1) / mask_VF1.sum(dim=1)
+    plain_TV = F.normalize(texts.text_TD, dim=-1) @ F.normalize(mean_VD, dim=-1).mT
+    change_TV = pairs.scores_TV - plain_TV
+    change_TV = change_TV - change_TV.mean(dim=0) - change_TV.mean(dim=1, keepdim=True) + change_TV.mean()
+    is_match_TV = torch.eye(len(plain_TV), dtype=torch.bool)
+    hardest_T5 = plain_TV.masked_fill(is_match_TV, -2).topk(5, dim=1).indices
+    print(
+        f"the pair's part of the change in score: matching {change_TV[is_match_TV].mean():.4f}, "
+        f"the five hardest others {change_TV.gather(1, hardest_T5).mean():.4f} "
+        f"(scores spread by {plain_TV.std():.3f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
