@@ -1,11 +1,11 @@
-"""How much of an increment belongs to its pair? The first caption of every video of val, every pair of them.
+"""Does an increment tell a match from its rivals? The first caption of every video of val, every pair.
 
-    python experiments/increment_parts.py runs/gare/last data/msrvtt_frames
+    python experiments/increment_rivals.py runs/gare/last data/msrvtt_frames
 
-An increment is the sum of four parts: one common to all pairs, one of the video, one of the text, and what is
-left for the pair. Only what belongs to video or pair can change a ranking of videos, and only the pair's part
-can do what a score per video could not. For models that correct the text and take the mean frame.
-Shapes: T texts, V videos, D embedding.
+A change of score that is the same for all texts of a video, or for all videos of a text, is taken off; what
+is left belongs to the pair, and is compared between matches and the five others that score highest without
+increments. For models that correct the text and take the mean frame. `gare analyze` (probe bottleneck) has
+how much of an increment depends on the text at all. Shapes: T texts, V videos.
 """
 
 from __future__ import annotations
@@ -39,18 +39,6 @@ def main() -> None:
     videos = encode_gallery(model, source, "val", None, 0, None)
     texts = model.encode_text([first[video] for video in range(len(videos))])
     pairs = model.score_pairs(texts, videos)
-    assert pairs.increment_TVD is not None
-
-    common_D = pairs.increment_TVD.mean(dim=(0, 1))
-    of_video_VD = pairs.increment_TVD.mean(dim=0) - common_D
-    of_text_TD = pairs.increment_TVD.mean(dim=1) - common_D
-    of_pair_TVD = pairs.increment_TVD - common_D - of_video_VD - of_text_TD[:, None]
-    total = pairs.increment_TVD.square().sum(dim=-1).mean()
-    length = pairs.increment_TVD.norm(dim=-1).mean()
-    print(f"mean length: text {texts.text_TD.norm(dim=-1).mean():.2f}, increment {length:.2f}")
-    parts = {"common": common_D, "video": of_video_VD, "text": of_text_TD, "pair": of_pair_TVD}
-    for name, part in parts.items():
-        print(f"{name}: {100 * part.square().sum(dim=-1).mean() / total:.1f} % of the squared length")
 
     mask_VF1 = videos.mask_VF[..., None]
     mean_VD = (videos.frames_VFD * mask_VF1).sum(dim=1) / mask_VF1.sum(dim=1)
