@@ -154,6 +154,8 @@ class ObjectiveConfig(Settings):
     diversity_weight: NonNegativeFloat = 0.01
     diversity_variant: Literal["log_mean_exp", "orthogonal"] = "log_mean_exp"
     diversity_sharpness: PositiveFloat = 2.0
+    teacher_weight: NonNegativeFloat = 1.0
+    """Of agreeing with the teachers of a recipe that names some."""
     same_video: Literal["exclude", "released"] = "exclude"
     """Captions of one video in a batch: not negatives of each other, or negatives as in the released code."""
 

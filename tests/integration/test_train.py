@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gare import GARE, ObjectiveConfig
+from gare import GARE, GareConfig, ObjectiveConfig
 from gare.data.loader import FrameSource
 from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.similarity import score_split
@@ -25,6 +25,7 @@ from gare.train.features import FrozenFeatures
 from gare.train.loop import _build_model
 from gare.train.sources import open_source
 from gare.train.step import PairBatch, compute_gradients, make_encode
+from gare.train.teachers import make_teachers
 from toy_data import recipe, write_dataset
 
 CPU = torch.device("cpu")
@@ -105,6 +106,28 @@ def test_stopping_in_mid_epoch_and_resuming_changes_nothing(manifest, tmp_path, 
     assert logged("killed") == logged("whole")
 
 
+def test_a_model_takes_over_what_its_teachers_know(manifest, tmp_path):
+    """Without true pairs in the loss a student ends where its teacher is."""
+    teacher = train(
+        RunConfig.load(recipe(manifest, epochs=60, batch_size=8)), tmp_path / "teacher", device=CPU
+    )
+    settings = recipe(manifest, epochs=60, batch_size=8, seed=1, teachers=[str(teacher)])
+    settings["objective"] = {"teacher_weight": 100.0}  # beside it, the other terms hardly count
+    train(RunConfig.load(settings), tmp_path / "student", device=CPU)
+    lines = map(json.loads, (tmp_path / "student" / "metrics.jsonl").read_text().splitlines())
+    terms = [line["term/teacher"] for line in lines if "term/teacher" in line]
+    assert terms[-1] < 0.1 * terms[0]
+    other = GARE(GareConfig.load(settings["model"], ["backbone.image_size=64"]))
+    other.save_pretrained(tmp_path / "larger")
+    with pytest.raises(ConfigError, match="both must look at the same pixels"):
+        train(
+            RunConfig.load({**settings, "teachers": [str(tmp_path / "larger")]}), tmp_path / "x", device=CPU
+        )
+    settings["data"] = {**settings["data"], "cache_features": True}
+    with pytest.raises(ConfigError, match="teachers need data"):
+        RunConfig.load(settings)
+
+
 def gradient_batch(seed=0, size=8):
     generator = torch.Generator().manual_seed(seed)
     return PairBatch(
@@ -116,6 +139,12 @@ def gradient_batch(seed=0, size=8):
     )
 
 
+def teacher_logits(manifest, share, processes):
+    settings = [RunConfig.load(recipe(manifest, seed=seed)) for seed in (5, 6)]
+    models = [_build_model(each, processes).double() for each in settings]
+    return make_teachers(models, processes, autocast=False)(share)
+
+
 def gradients(manifest, *, chunk_size=None, interaction=None):
     settings = recipe(manifest)
     settings["model"] = {**settings["model"], "interaction": interaction or {}}
@@ -124,8 +153,9 @@ def gradients(manifest, *, chunk_size=None, interaction=None):
     batch.mask_TW[:, 0] = True
     encode = make_encode(model, autocast=False)
     loss = compute_gradients(
-        model, batch, ObjectiveConfig(), ALONE, encode=encode, chunk_size=chunk_size, psi_seed=3
-    )
+        model, batch, ObjectiveConfig(), ALONE, encode=encode, chunk_size=chunk_size, psi_seed=3,
+        teacher_logits_TV=teacher_logits(manifest, batch, ALONE),
+    )  # fmt: skip
     return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
@@ -144,7 +174,7 @@ import sys, torch
 sys.path.insert(0, sys.argv[4])
 from pathlib import Path
 from safetensors.torch import save_file
-from test_train import gradient_batch, recipe
+from test_train import gradient_batch, recipe, teacher_logits
 from gare import ObjectiveConfig
 from gare.train import RunConfig
 from gare.train.distributed import join, leave
@@ -161,7 +191,8 @@ batch.mask_TW[:, 0] = True
 share = len(batch) // processes.world_size
 mine = batch[processes.rank * share : (processes.rank + 1) * share]
 loss = compute_gradients(model, mine, ObjectiveConfig(), processes, encode=make_encode(model, autocast=False),
-                         chunk_size=int(sys.argv[3]) or None, psi_seed=3)
+                         chunk_size=int(sys.argv[3]) or None, psi_seed=3,
+                         teacher_logits_TV=teacher_logits(Path(sys.argv[1]), mine, processes))
 if processes.is_main:
     save_file({name: parameter.grad for name, parameter in model.named_parameters()}, sys.argv[2])
 leave()
@@ -193,8 +224,9 @@ def test_any_number_of_processes_gives_the_same_gradients(manifest, tmp_path, nu
     batch = gradient_batch()
     batch.mask_TW[:, 0] = True
     compute_gradients(
-        model, batch, ObjectiveConfig(), ALONE, encode=make_encode(model, autocast=False), psi_seed=3
-    )
+        model, batch, ObjectiveConfig(), ALONE, encode=make_encode(model, autocast=False), psi_seed=3,
+        teacher_logits_TV=teacher_logits(manifest, batch, ALONE),
+    )  # fmt: skip
     found = load_file(out)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-9, rtol=1e-9, msg=name)

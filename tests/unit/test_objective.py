@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Independent, Normal, kl_divergence
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from gare import ObjectiveConfig, PairScores
 from gare.objective import (
     direction_diversity,
+    distillation,
     kl_bottleneck,
     radius_spread,
     symmetric_infonce,
@@ -100,17 +101,31 @@ def test_direction_by_hand():
     assert direction_diversity(same, variant="orthogonal").item() == pytest.approx(1)
 
 
+def test_distillation_against_torch_distributions():
+    scores, teacher = torch.randn(2, 5, 5, dtype=torch.float64)
+    expected = sum(
+        kl_divergence(Categorical(logits=b), Categorical(logits=a)).mean()
+        for a, b in ((4 * scores, teacher), (4 * scores.T, teacher.T))
+    )
+    torch.testing.assert_close(distillation(scores, 4.0, teacher), expected / 2)
+    with pytest.raises(ValueError, match=r"\[5, 5\] and teachers \[5, 4\] differ"):
+        distillation(scores, 4.0, teacher[:, :4])
+
+
 def test_the_total_is_the_weighted_sum_of_the_raw_terms():
-    config = ObjectiveConfig(kl_weight=0.3, radius_weight=0.2, diversity_weight=0.1)
+    config = ObjectiveConfig(kl_weight=0.3, radius_weight=0.2, diversity_weight=0.1, teacher_weight=0.4)
     increment = torch.randn(4, 4, 8)
     pairs = PairScores(torch.randn(4, 4), increment)
-    loss = training_loss(pairs, 10.0, config)
-    assert list(loss.terms) == ["contrastive", "kl", "radius", "direction"] == list(term_weights(config))
+    teacher = torch.randn(4, 4)
+    loss = training_loss(pairs, 10.0, config, teacher_logits_TV=teacher)
+    names = ["contrastive", "kl", "radius", "direction", "teacher"]
+    assert list(loss.terms) == names == list(term_weights(config))
     by_hand = (
         symmetric_infonce(pairs.scores_TV, 10.0)
         + 0.3 * kl_bottleneck(increment)
         + 0.2 * radius_spread(increment.norm(dim=-1))
         + 0.1 * direction_diversity(increment)
+        + 0.4 * distillation(pairs.scores_TV, 10.0, teacher)
     )
     torch.testing.assert_close(loss.total, by_hand)
 

@@ -10,6 +10,7 @@ from gare.config import ObjectiveConfig
 from gare.objective.bottleneck import kl_bottleneck
 from gare.objective.contrastive import symmetric_infonce
 from gare.objective.direction import direction_diversity
+from gare.objective.distillation import distillation
 from gare.objective.radius import radius_spread
 from gare.types import PairScores
 
@@ -29,6 +30,7 @@ def term_weights(config: ObjectiveConfig) -> dict[str, float]:
         "kl": config.kl_weight,
         "radius": config.radius_weight,
         "direction": config.diversity_weight,
+        "teacher": config.teacher_weight,
     }
 
 
@@ -38,6 +40,7 @@ def training_loss(
     config: ObjectiveConfig,
     *,
     video_index: Tensor | None = None,
+    teacher_logits_TV: Tensor | None = None,
 ) -> Loss:
     """The objective of a batch whose text i belongs to video i.
 
@@ -46,6 +49,7 @@ def training_loss(
         logit_scale: one over the temperature.
         config: variants and weights.
         video_index: which video each pair shows; used when `config.same_video` is "exclude".
+        teacher_logits_TV: what teachers say of the same pairs, if there are any.
     """
     excluded = video_index if config.same_video == "exclude" else None
     terms = {"contrastive": symmetric_infonce(pairs.scores_TV, logit_scale, video_index=excluded)}
@@ -63,6 +67,8 @@ def training_loss(
         terms["direction"] = direction_diversity(
             pairs.increment_TVD, sharpness=config.diversity_sharpness, variant=config.diversity_variant
         )
+    if teacher_logits_TV is not None:
+        terms["teacher"] = distillation(pairs.scores_TV, logit_scale, teacher_logits_TV)
     weights = term_weights(config)
     total = sum((weights[name] * term for name, term in terms.items()), start=pairs.scores_TV.new_zeros(()))
     return Loss(total, terms)

@@ -107,6 +107,8 @@ class RunConfig(Settings):
     optimizer: OptimizerConfig = OptimizerConfig()
     init_from: str | None = None
     """A saved model to start from, for example of an earlier stage; its weights, not its config."""
+    teachers: tuple[str, ...] = ()
+    """Saved models whose mean scores of every batch the model learns too (objective.teacher_weight)."""
     seed: NonNegativeInt = 0
     epochs: PositiveInt = 5
     batch_size: PositiveInt = 128
@@ -126,3 +128,10 @@ class RunConfig(Settings):
     checkpoint_every: PositiveInt = 200
     """Steps between points a killed run resumes from; the end of an epoch is one too."""
     log_every: PositiveInt = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teachers and self.data.cache_features:
+            raise ConfigError(
+                "teachers need data.cache_features = false: they look at the frames with towers of their own"
+            )

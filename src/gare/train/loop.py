@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
@@ -33,6 +34,7 @@ from gare.train.report import RunLog
 from gare.train.sources import open_source
 from gare.train.state import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from gare.train.step import PairBatch, compute_gradients, make_encode
+from gare.train.teachers import Teachers, make_teachers
 
 CONFIG_FILE, CHECKPOINTS = "config.toml", "checkpoints"
 
@@ -75,6 +77,7 @@ def train(
             batches = PixelBatches(model, source, config, processes)
         num_steps = config.epochs * len(batches)
         encode = make_encode(model, autocast=config.precision == "bfloat16")
+        teachers = _load_teachers(config, model, processes)
         probe = None
         if probe_every is not None and processes.is_main:
             from gare.train.probe import Probe
@@ -102,6 +105,7 @@ def train(
                         chunk_size=config.chunk_size,
                         psi_seed=mix_seeds(config.seed, progress.step, -1),
                         average_towers=config.numerics == "released",
+                        teacher_logits_TV=None if teachers is None else teachers(batch),
                     )
                     norm = nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
                     if not torch.isfinite(loss.total + norm):  # both at once: each look waits for the device
@@ -197,10 +201,28 @@ def _build_model(config: RunConfig, processes: Processes) -> GARE:
     return model
 
 
+def _load_teachers(config: RunConfig, student: GARE, processes: Processes) -> Teachers | None:
+    if not config.teachers:
+        return None
+    models = [GARE.from_pretrained(name).to(processes.device) for name in config.teachers]
+    for name, model in zip(config.teachers, models, strict=True):
+        if model.backbone.image_format != student.backbone.image_format:
+            raise ConfigError(
+                f"the teacher {name} takes {model.backbone.image_format}, the model "
+                f"{student.backbone.image_format}; both must look at the same pixels. A convolutional tower "
+                "takes any size: save the teacher with another backbone.image_size (experiments/average.py)"
+            )
+        if config.compile:
+            compile_towers(model)
+    return make_teachers(models, processes, autocast=config.precision == "bfloat16")
+
+
 def compile_towers(model: GARE) -> None:
     """torch.compile both towers; the rest is a few large matrix products."""
     # Compute the cheapest twentieth of the activations again in backward rather than keep them.
     functorch_config.activation_memory_budget = 0.95
+    # A model and its teachers share code, and each is a variant of it; at the eighth torch would give up.
+    dynamo_config.recompile_limit = 64
     towers: Any = model.backbone
     towers.image_features = torch.compile(towers.image_features)
     towers.encode_text = torch.compile(towers.encode_text)

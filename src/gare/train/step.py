@@ -78,6 +78,7 @@ def compute_gradients(
     chunk_size: int | None = None,
     psi_seed: int = 0,
     average_towers: bool = False,
+    teacher_logits_TV: Tensor | None = None,
 ) -> Loss:
     """Add the gradient of the loss of the global batch to `.grad`, the same for any chunks and processes.
 
@@ -86,13 +87,14 @@ def compute_gradients(
         chunk_size: encode this many pairs at a time, twice: once for the features, once for the gradients
             that the loss sends back into them (GradCache). Nothing else of a chunk is kept in between.
         psi_seed: of psi's dropout, the same on every process.
+        teacher_logits_TV: what teachers say of the global batch.
     """
     if chunk_size is None or chunk_size >= len(batch):
         text, video = encode(batch)
-        loss = _loss(model, text, video, batch, objective, processes, psi_seed)
+        loss = _loss(model, text, video, batch, objective, processes, psi_seed, teacher_logits_TV)
         loss.total.backward()
     else:
-        loss = _chunked(model, batch, objective, processes, encode, chunk_size, psi_seed)
+        loss = _chunked(model, batch, objective, processes, encode, chunk_size, psi_seed, teacher_logits_TV)
     reduce_gradients(model, processes, average_towers=average_towers)
     return Loss(loss.total.detach(), {name: term.detach() for name, term in loss.terms.items()})
 
@@ -105,6 +107,7 @@ def _chunked(
     encode: Encode,
     chunk_size: int,
     psi_seed: int,
+    teacher_logits_TV: Tensor | None,
 ) -> Loss:
     chunks = [batch[start : start + chunk_size] for start in range(0, len(batch), chunk_size)]
     random_states, features = [], []
@@ -121,7 +124,7 @@ def _chunked(
     video = VideoFeatures(
         torch.cat([v.frames_VFD for _, v in features]).requires_grad_(), batch.mask_VF.bool()
     )
-    loss = _loss(model, text, video, batch, objective, processes, psi_seed)
+    loss = _loss(model, text, video, batch, objective, processes, psi_seed, teacher_logits_TV)
     loss.total.backward()
     arrived = [x.grad for x in (text.text_TD, text.words_TWD, video.frames_VFD)]
     for number, (chunk, state) in enumerate(zip(chunks, random_states, strict=True)):
@@ -143,6 +146,7 @@ def _loss(
     objective: ObjectiveConfig,
     processes: Processes,
     psi_seed: int,
+    teacher_logits_TV: Tensor | None,
 ) -> Loss:
     text, video = gather_text(text, processes), gather_video(video, processes)
     video_index = gather_index(batch.video_index, processes)
@@ -150,7 +154,9 @@ def _loss(
     with torch.random.fork_rng(devices):
         torch.manual_seed(psi_seed)
         pairs = model.score_pairs(text, video)
-    return training_loss(pairs, model.logit_scale, objective, video_index=video_index)
+    return training_loss(
+        pairs, model.logit_scale, objective, video_index=video_index, teacher_logits_TV=teacher_logits_TV
+    )
 
 
 def _random_state(device: torch.device) -> Sequence[Tensor]:
