@@ -27,7 +27,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path, monkeypatch):
 def test_an_unknown_name_lists_the_known_ones(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=f"{name} does not exist; .*one of alpha, anchor, baselines, claim, context"
+        ConfigError, match=f"{name} does not exist; .*one of alpha, anchor, baselines, captions, claim"
     ):
         find_recipe(name, TABLES)
 

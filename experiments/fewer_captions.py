@@ -1,0 +1,46 @@
+"""A manifest that keeps only some captions of every training video, beside the one it is made from.
+
+    python experiments/fewer_captions.py data/msrvtt_frames data/flickr8k --captions 1
+
+writes captions-1.csv into both folders; `gare ablate captions` trains on them. val and test stay whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from gare.data.manifest import Manifest, find_manifest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", nargs="+", type=Path)
+    parser.add_argument("--captions", type=int, default=1, help="captions to keep, the first ones")
+    chosen = parser.parse_args()
+    for folder in chosen.data:
+        path = find_manifest(folder)
+        out = path.with_name(f"captions-{chosen.captions}.csv")
+        fewer = keep_first(Manifest.load(path), chosen.captions)
+        root = os.path.relpath(fewer.header.root, path.parent)  # as a manifest has it: from its own folder
+        replace(fewer, header=replace(fewer.header, root=root)).save(out)
+        print(out)
+
+
+def keep_first(manifest: Manifest, most: int) -> Manifest:
+    seen: Counter[str] = Counter()
+    rows = []
+    for row in manifest.rows:
+        seen[row.video_id] += row.split == "train"
+        if seen[row.video_id] <= most:
+            rows.append(row)
+    fewer = Manifest(manifest.header, tuple(rows))
+    expected = {split: fewer.counts[split] for split in manifest.header.expected}
+    return replace(fewer, header=replace(manifest.header, expected=expected))
+
+
+if __name__ == "__main__":
+    main()
