@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gare import GARE, GareConfig
+from gare.model.files import TOKENIZER_FOLDER
 
 
 def main() -> None:
@@ -28,7 +29,14 @@ def main() -> None:
     if abs(sum(shares.values()) - 1) > 1e-6:
         parser.error(f"the weights sum to {sum(shares.values())}, not 1")
     models = [GARE.from_pretrained(folder) for folder in shares]
-    average = GARE(GareConfig.load(models[0].config.to_values(), chosen.set))
+    tokenizer = (
+        next(iter(shares)) / TOKENIZER_FOLDER
+    )  # towers come from the models: their packages may be absent
+    average = GARE(
+        GareConfig.load(models[0].config.to_values(), chosen.set),
+        pretrained_towers=False,
+        tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
+    )
     states = [model.state_dict() for model in models]
     for name, tensor in average.state_dict().items():
         pairs = zip(shares.values(), states, strict=True)

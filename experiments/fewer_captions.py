@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("data", nargs="+", type=Path)
     parser.add_argument("--captions", type=int, default=1, help="captions to keep, the first ones")
     chosen = parser.parse_args()
+    if chosen.captions < 1:
+        parser.error("--captions must be at least 1")
     for folder in chosen.data:
         path = find_manifest(folder)
         out = path.with_name(f"captions-{chosen.captions}.csv")
@@ -39,7 +41,8 @@ def keep_first(manifest: Manifest, most: int) -> Manifest:
             rows.append(row)
     fewer = Manifest(manifest.header, tuple(rows))
     expected = {split: fewer.counts[split] for split in manifest.header.expected}
-    return replace(fewer, header=replace(manifest.header, expected=expected))
+    protocol = f"{manifest.header.protocol}; first {most} captions of a training video".lstrip("; ")
+    return replace(fewer, header=replace(manifest.header, expected=expected, protocol=protocol))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     python experiments/travel.py --data ../shared/data --annotations ../shared/annotations --out travel
 
 makes travel/1, travel/2, …, each under --most megabytes. There, `cp -r travel/N/. HOME` for every one builds
-HOME/data (manifests beside their frames), HOME/src and HOME/recipes (as committed) and HOME/init (the towers,
-in half precision, because their packages are not there): everything that
+HOME/data (manifests beside their frames), HOME/src, recipes and experiments (as committed) and HOME/init (the
+towers, in half precision, because their packages are not there): everything that
 
     PYTHONPATH=HOME/src python -m gare train gare_mini_stage1 --set init_from=HOME/init …
 
-needs (docs/models/gare-mini.md).
+needs (docs/models/gare-mini.md). Models of earlier runs come along in half precision: --models runs/first …
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def main() -> None:
     parser.add_argument("--annotations", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--most", type=float, default=60.0, help="megabytes a piece")
+    parser.add_argument("--models", type=Path, nargs="*", default=[], help="saved models, as runs/first")
     chosen = parser.parse_args()
+    if any(model.is_absolute() or ".." in model.parts for model in chosen.models):
+        parser.error("--models takes folders below this one: they have the same path there")
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         for name, (folder, reader, annotations) in SETS.items():
@@ -52,7 +55,10 @@ def main() -> None:
             for archive in source.glob("*.tar"):
                 (home / "data" / name / archive.name).symlink_to(archive.resolve())
         archived = subprocess.run(
-            ["git", "archive", "HEAD", "src", "recipes"], cwd=ROOT, check=True, capture_output=True
+            ["git", "archive", "HEAD", "src", "recipes", "experiments"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
         )
         subprocess.run(["tar", "-x", "-C", str(home)], input=archived.stdout, check=True)
         shutil.rmtree(home / "src/gare/model/weights")
@@ -61,6 +67,8 @@ def main() -> None:
             GareConfig.load({"backbone": {"family": "mini", "dim": 8}, "increment": {"enabled": False}})
         )
         start.half().save_pretrained(home / "init")
+        for model in chosen.models:
+            GARE.from_pretrained(model).half().save_pretrained(home / model)
         pack(home, chosen.out, int(chosen.most * 1e6))
 
 

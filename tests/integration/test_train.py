@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from gare import GARE, GareConfig, ObjectiveConfig
 from gare.data.loader import FrameSource
-from gare.errors import CheckpointError, ConfigError, TrainingError
+from gare.errors import CheckpointError, ConfigError, GareError, TrainingError
 from gare.evaluate.similarity import score_split
 from gare.train import RunConfig, train
 from gare.train.batches import FeatureBatches, PreloadedBatches
@@ -117,15 +117,28 @@ def test_a_model_takes_over_what_its_teachers_know(manifest, tmp_path):
     lines = map(json.loads, (tmp_path / "student" / "metrics.jsonl").read_text().splitlines())
     terms = [line["term/teacher"] for line in lines if "term/teacher" in line]
     assert terms[-1] < 0.1 * terms[0]
-    other = GARE(GareConfig.load(settings["model"], ["backbone.image_size=64"]))
-    other.save_pretrained(tmp_path / "larger")
-    with pytest.raises(ConfigError, match="both must look at the same pixels"):
-        train(
-            RunConfig.load({**settings, "teachers": [str(tmp_path / "larger")]}), tmp_path / "x", device=CPU
-        )
     settings["data"] = {**settings["data"], "cache_features": True}
     with pytest.raises(ConfigError, match="teachers need data"):
         RunConfig.load(settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("backbone.image_size=64", "pictures of 64 pixels and the model at 32"),
+        ("backbone.vocabulary=300", "has another tokenizer than the model"),
+        ("backbone.max_words=4", "or reads fewer words"),
+        (None, "teachers: .* is not a folder here"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_decoded(
+    manifest, tmp_path, change, message
+):
+    settings = recipe(manifest, teachers=[str(tmp_path / "teacher")])
+    if change:
+        GARE(GareConfig.load(settings["model"], [change])).save_pretrained(tmp_path / "teacher")
+    with pytest.raises(GareError, match=message):
+        train(RunConfig.load(settings), tmp_path / "run", device=CPU)
 
 
 def gradient_batch(seed=0, size=8):
@@ -139,10 +152,10 @@ def gradient_batch(seed=0, size=8):
     )
 
 
-def teacher_logits(manifest, share, processes):
+def teacher_logits(manifest, share, processes, chunk_size=None):
     settings = [RunConfig.load(recipe(manifest, seed=seed)) for seed in (5, 6)]
     models = [_build_model(each, processes).double() for each in settings]
-    return make_teachers(models, processes, autocast=False)(share)
+    return make_teachers(models, processes, autocast=False, chunk_size=chunk_size)(share)
 
 
 def gradients(manifest, *, chunk_size=None, interaction=None):
@@ -154,7 +167,7 @@ def gradients(manifest, *, chunk_size=None, interaction=None):
     encode = make_encode(model, autocast=False)
     loss = compute_gradients(
         model, batch, ObjectiveConfig(), ALONE, encode=encode, chunk_size=chunk_size, psi_seed=3,
-        teacher_logits_TV=teacher_logits(manifest, batch, ALONE),
+        teacher_logits_TV=teacher_logits(manifest, batch, ALONE, chunk_size),
     )  # fmt: skip
     return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 

@@ -7,21 +7,27 @@ import json
 import pytest
 import torch
 
+from gare import ObjectiveConfig
 from gare.analysis.ablations import read_ablation
 from gare.analysis.claims import judge_claims
 from gare.analysis.figures.thumbnails import example_picture
-from gare.analysis.figures.training import draw_ablations
+from gare.analysis.figures.training import TERMS, draw_ablations
 from gare.analysis.measure_rest import thumbnail_name
 from gare.analysis.probes import PROBES, choose_probes
 from gare.analysis.store import Numbers, NumberStore
 from gare.analysis.style import save_picture
 from gare.errors import EvaluationError
+from gare.objective import term_weights
 
 
 def ablation_table(names):
     cell = {"mean": 0.5, "sd": 0.01, "low": 0.4, "high": 0.6, "p_value": None}
     rows = [{"name": name, "seeds": [0], "text_to_video": {"recall_at_1": cell}} for name in names]
     return {"title": "Sharpness", "provenance": "toy.", "rows": rows}
+
+
+def test_every_term_of_the_loss_has_its_colour():
+    assert list(TERMS) == list(term_weights(ObjectiveConfig()))
 
 
 def test_ablation_rows_with_numbers_are_put_in_order(tmp_path):

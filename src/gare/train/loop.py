@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ from gare.train.report import RunLog
 from gare.train.sources import open_source
 from gare.train.state import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from gare.train.step import PairBatch, compute_gradients, make_encode
-from gare.train.teachers import Teachers, make_teachers
+from gare.train.teachers import Teachers, load_teachers, make_teachers
 
 CONFIG_FILE, CHECKPOINTS = "config.toml", "checkpoints"
 
@@ -59,6 +58,7 @@ def train(
     _claim(folder, config, resume, processes)
     source = open_source(config)
     model = _build_model(config, processes)
+    teachers = _teachers(config, model, processes)
     optimizer = build_optimizer(model, config.optimizer)
     average = _start_average(model, config)
     progress = Progress()
@@ -77,7 +77,6 @@ def train(
             batches = PixelBatches(model, source, config, processes)
         num_steps = config.epochs * len(batches)
         encode = make_encode(model, autocast=config.precision == "bfloat16")
-        teachers = _load_teachers(config, model, processes)
         probe = None
         if probe_every is not None and processes.is_main:
             from gare.train.probe import Probe
@@ -201,20 +200,15 @@ def _build_model(config: RunConfig, processes: Processes) -> GARE:
     return model
 
 
-def _load_teachers(config: RunConfig, student: GARE, processes: Processes) -> Teachers | None:
+def _teachers(config: RunConfig, student: GARE, processes: Processes) -> Teachers | None:
     if not config.teachers:
         return None
-    models = [GARE.from_pretrained(name).to(processes.device) for name in config.teachers]
-    for name, model in zip(config.teachers, models, strict=True):
-        if model.backbone.image_format != student.backbone.image_format:
-            raise ConfigError(
-                f"the teacher {name} takes {model.backbone.image_format}, the model "
-                f"{student.backbone.image_format}; both must look at the same pixels. A convolutional tower "
-                "takes any size: save the teacher with another backbone.image_size (experiments/average.py)"
-            )
-        if config.compile:
+    models = load_teachers(config.teachers, student)
+    if config.compile:
+        for model in models:
             compile_towers(model)
-    return make_teachers(models, processes, autocast=config.precision == "bfloat16")
+    autocast = config.precision == "bfloat16"
+    return make_teachers(models, processes, autocast=autocast, chunk_size=config.chunk_size)
 
 
 def compile_towers(model: GARE) -> None:
@@ -222,7 +216,7 @@ def compile_towers(model: GARE) -> None:
     # Compute the cheapest twentieth of the activations again in backward rather than keep them.
     functorch_config.activation_memory_budget = 0.95
     # A model and its teachers share code, and each is a variant of it; at the eighth torch would give up.
-    dynamo_config.recompile_limit = 64
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     towers: Any = model.backbone
     towers.image_features = torch.compile(towers.image_features)
     towers.encode_text = torch.compile(towers.encode_text)

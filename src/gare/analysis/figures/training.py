@@ -10,7 +10,7 @@ from gare.analysis.figures.text import number
 from gare.analysis.store import Numbers
 from gare.analysis.style import BLACK, BLUE, COLUMN, GREEN, GREY, NEGATIVE, ORANGE, POSITIVE, SKY, Picture
 
-TERMS = {"contrastive": BLACK, "kl": BLUE, "radius": ORANGE, "direction": GREEN}
+TERMS = {"contrastive": BLACK, "kl": BLUE, "radius": ORANGE, "direction": GREEN, "teacher": SKY}
 
 
 def draw_dynamics(numbers: Numbers) -> list[Picture]:
