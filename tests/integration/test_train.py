@@ -23,6 +23,7 @@ from gare.train.batches import FeatureBatches, PreloadedBatches
 from gare.train.distributed import Processes
 from gare.train.features import FrozenFeatures
 from gare.train.loop import _build_model
+from gare.train.report import RunLog
 from gare.train.sources import open_source
 from gare.train.step import PairBatch, compute_gradients, make_encode
 from gare.train.teachers import make_teachers
@@ -106,8 +107,21 @@ def test_stopping_in_mid_epoch_and_resuming_changes_nothing(manifest, tmp_path, 
     assert logged("killed") == logged("whole")
 
 
+def test_preparing_in_mid_run_leaves_the_count_of_steps_alone(tmp_path):
+    """The features of val are computed at the first look."""
+    with RunLog(tmp_path, 0, enabled=True) as log:
+        log.caching(400, 400)
+        log.start(10, 0, missing=0)
+        log.advance()
+        log.caching(171, 250)
+        shown = {task.description: (task.completed, task.total) for task in log._bar.tasks}
+        assert shown == {"training": (1, 10), "preparing": (171, 250)}
+        log.caching(250, 250)
+        assert [task.description for task in log._bar.tasks] == ["training"]
+
+
 def test_a_model_takes_over_what_its_teachers_know(manifest, tmp_path):
-    """Without true pairs in the loss a student ends where its teacher is."""
+    """With hardly anything else in the loss a student ends where its teacher is."""
     teacher = train(
         RunConfig.load(recipe(manifest, epochs=60, batch_size=8)), tmp_path / "teacher", device=CPU
     )

@@ -33,6 +33,7 @@ class RunLog:
             disable=not enabled,
         )
         self._task: TaskID | None = None
+        self._preparing: TaskID | None = None
         self._file: TextIO | None = None
         self._board: Any = None
         if enabled:
@@ -57,16 +58,17 @@ class RunLog:
         self._console.print(message)
 
     def caching(self, done: int, total: int) -> None:
-        """Progress over all videos before the first step: decoding, or the frozen image tower."""
-        if self._task is None:
-            self._task = self._bar.add_task("preparing", total=total)
-        self._bar.update(self._task, completed=done)
+        """Progress over videos before the first step or look: decoding, or the frozen image tower."""
+        if self._preparing is None:
+            self._preparing = self._bar.add_task("preparing", total=total)
+        self._bar.update(self._preparing, completed=done, total=total)
+        if done >= total:
+            self._bar.remove_task(self._preparing)
+            self._preparing = None
 
     def start(self, num_steps: int, step: int, *, missing: int) -> None:
         if missing and self._enabled:
             self.say(f"[yellow]{missing} videos are missing; they are left out everywhere[/]")
-        if self._task is not None:
-            self._bar.remove_task(self._task)
         self._task = self._bar.add_task("training", total=num_steps, completed=step)
 
     def advance(self) -> None:
