@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gare import GARE, GareConfig
+from gare.errors import GareError
 from gare.model.files import TOKENIZER_FOLDER
 
 
@@ -28,11 +29,12 @@ def main() -> None:
     shares = {Path(folder): float(share) for folder, share in (text.rsplit("=", 1) for text in chosen.models)}
     if abs(sum(shares.values()) - 1) > 1e-6:
         parser.error(f"the weights sum to {sum(shares.values())}, not 1")
-    models = [GARE.from_pretrained(folder) for folder in shares]
-    tokenizer = (
-        next(iter(shares)) / TOKENIZER_FOLDER
-    )  # towers come from the models: their packages may be absent
-    average = GARE(
+    try:
+        models = [GARE.from_pretrained(folder) for folder in shares]
+    except GareError as error:
+        parser.error(str(error))
+    tokenizer = next(iter(shares)) / TOKENIZER_FOLDER
+    average = GARE(  # all of it comes from the models: the packages of the towers may be absent
         GareConfig.load(models[0].config.to_values(), chosen.set),
         pretrained_towers=False,
         tokenizer_folder=tokenizer if tokenizer.is_dir() else None,

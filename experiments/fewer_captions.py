@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gare.data.manifest import Manifest, find_manifest
+from gare.errors import GareError
 
 
 def main() -> None:
@@ -26,7 +27,10 @@ def main() -> None:
     for folder in chosen.data:
         path = find_manifest(folder)
         out = path.with_name(f"captions-{chosen.captions}.csv")
-        fewer = keep_first(Manifest.load(path), chosen.captions)
+        try:
+            fewer = keep_first(Manifest.load(path), chosen.captions)
+        except GareError as error:
+            parser.error(str(error))
         root = os.path.relpath(fewer.header.root, path.parent)  # as a manifest has it: from its own folder
         replace(fewer, header=replace(fewer.header, root=root)).save(out)
         print(out)

@@ -14,11 +14,11 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from gare import GARE
 from gare.data.loader import FrameSource
 from gare.evaluate.similarity import encode_gallery
+from gare.library.stage1 import plain_vectors, stage1_queries
 
 
 @torch.no_grad()
@@ -36,13 +36,11 @@ def main() -> None:
         source.manifest.captions("val"), source.manifest.video_index("val"), strict=True
     ):
         first.setdefault(video, caption)
-    videos = encode_gallery(model, source, "val", None, 0, None)
+    videos = encode_gallery(model, source, "val")
     texts = model.encode_text([first[video] for video in range(len(videos))])
     pairs = model.score_pairs(texts, videos)
 
-    mask_VF1 = videos.mask_VF[..., None]
-    mean_VD = (videos.frames_VFD * mask_VF1).sum(dim=1) / mask_VF1.sum(dim=1)
-    plain_TV = F.normalize(texts.text_TD, dim=-1) @ F.normalize(mean_VD, dim=-1).mT
+    plain_TV = stage1_queries(texts.text_TD) @ plain_vectors(videos).mT
     change_TV = pairs.scores_TV - plain_TV
     change_TV = change_TV - change_TV.mean(dim=0) - change_TV.mean(dim=1, keepdim=True) + change_TV.mean()
     is_match_TV = torch.eye(len(plain_TV), dtype=torch.bool)
