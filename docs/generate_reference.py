@@ -7,16 +7,20 @@ import inspect
 import re
 import typing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer.main
 from typer.testing import CliRunner
 
-from gare import config
+import gare
 from gare.cli.main import app
-from gare.settings import Range, Settings
-from gare.train.config import DataConfig, OptimizerConfig, RunConfig
-from gare.types import Interaction
+from gare.encoders import ENCODERS
+from gare.interaction import INTERACTIONS
+from gare.model.model_config import GareConfig, TemperatureConfig, TemporalConfig
+from gare.objective import TERMS, ObjectiveConfig
+from gare.settings import ByName, Range, Settings
+from gare.train.run_config import FRAMES_CONFIGS, DataConfig, OptimizerConfig, RunConfig
 
 REFERENCE = Path(__file__).parent / "reference"
 HEADER = "<!-- Written by docs/generate_reference.py; change the code instead. -->\n\n"
@@ -24,29 +28,33 @@ HEADER = "<!-- Written by docs/generate_reference.py; change the code instead. -
 
 def settings_page() -> str:
     """Every settings class: key, type, default, meaning."""
-    classes = [
-        config.GareConfig,
-        config.ClipBackboneConfig,
-        config.MiniBackboneConfig,
-        config.TinyBackboneConfig,
-        config.TemporalConfig,
-        config.IncrementConfig,
-        Interaction,
-        config.TemperatureConfig,
-        config.ObjectiveConfig,
-        RunConfig,
-        DataConfig,
-        OptimizerConfig,
+    places: list[tuple[str, type[Settings]]] = [
+        ("", RunConfig),
+        ("data", DataConfig),
+        *(("data.frames", config) for config in FRAMES_CONFIGS.values()),
+        ("model", GareConfig),
+        *(("model.encoder", ENCODERS[name].Config) for name in ENCODERS),
+        ("model.temporal", TemporalConfig),
+        *(("model.interaction", INTERACTIONS[name].Config) for name in INTERACTIONS),
+        ("model.temperature", TemperatureConfig),
+        ("objective", ObjectiveConfig),
+        *((f"objective.terms.{name}", TERMS[name]) for name in TERMS),
+        ("optimizer", OptimizerConfig),
     ]
-    return HEADER + "# Settings\n\n" + "\n".join(_settings_table(cls) for cls in classes)
+    opening = (
+        "A recipe is a `RunConfig`. `--set model.interaction.dropout=0` changes one value of it. The\n"
+        "`config.json` of a saved model is a `GareConfig`.\n\n"
+    )
+    return HEADER + "# Settings\n\n" + opening + "\n".join(_settings_table(*place) for place in places)
 
 
-def _settings_table(cls: type[Settings]) -> str:
+def _settings_table(place: str, cls: type[Settings]) -> str:
     hints = typing.get_type_hints(cls, include_extras=True)
     meanings = _field_docstrings(cls)
     lines = [
         f"## {cls.__name__}\n",
         f"{inspect.getdoc(cls)}\n",
+        f"In a recipe: {f'the table `[{place}]`' if place else 'the file itself'}.\n",
         "| key | type | default | |",
         "| --- | --- | --- | --- |",
     ]
@@ -74,6 +82,9 @@ def _type_name(hint: object) -> str:
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         base, *bounds = typing.get_args(hint)
+        for bound in bounds:
+            if isinstance(bound, ByName):
+                return " or ".join(f'`"{name}"`' for name in bound.table) + " and its settings"
         limits = [
             f"{sign} {limit:g}"
             for bound in bounds
@@ -94,8 +105,10 @@ def _type_name(hint: object) -> str:
 
 
 def _field_docstrings(cls: type[Settings]) -> dict[str, str]:
-    """The strings that follow fields in the source."""
-    found = re.findall(r'\n    (\w+): [^\n]*\n    """(.*?)"""', inspect.getsource(cls), flags=re.DOTALL)
+    """The strings that follow fields in the source, inherited ones too."""
+    owners = [owner for owner in reversed(cls.__mro__) if issubclass(owner, Settings)]
+    sources = "".join(inspect.getsource(owner) for owner in owners)
+    found = re.findall(r'\n    (\w+): [^\n]*\n    """(.*?)"""', sources, flags=re.DOTALL)
     return {name: " ".join(text.split()) for name, text in found}
 
 
@@ -115,7 +128,57 @@ def _help(command: typer.main.TyperGroup, path: list[str]) -> list[str]:
     return pages
 
 
-PAGES = {"config.md": settings_page, "cli.md": commands_page}
+def python_page() -> str:
+    """What `gare.__all__` promises; mkdocstrings fills in signatures and docstrings."""
+    lines = [
+        "# Python",
+        "",
+        "`import gare` gives these names, and only these are promised to stay from version to version.",
+        "",
+    ]
+    for name in sorted(gare.__all__, key=lambda name: (name.islower(), name)):
+        lines.append(f"::: gare.{name}")
+        if inspect.ismodule(found := getattr(gare, name)):
+            lines += ["    options:", f"      members: [{', '.join(_public(found))}]"]
+        lines.append("")
+    return HEADER + "\n".join(lines)
+
+
+def _public(module: ModuleType) -> list[str]:
+    """The names that a module offers."""
+    return list(getattr(module, "__all__", ())) or [name for name in vars(module) if not name.startswith("_")]
+
+
+def methods_page() -> str:
+    """Every interaction: its terms, parameters and traps."""
+    lines = [
+        "| `interaction.name` | file | loss terms of its paper | parameters at D = 512 | exact fast scoring |"
+    ]
+    lines.append("| --- | --- | --- | ---: | --- |")
+    traps = ["| `interaction.name` | setting | what it does |", "| --- | --- | --- |"]
+    for name in INTERACTIONS:
+        cls = INTERACTIONS[name]
+        interaction = cls(cls.Config(), 512)
+        number = sum(parameter.numel() for parameter in interaction.parameters())
+        file = cls.__module__.removeprefix("gare.").replace(".", "/") + ".py"
+        published = {"contrastive": {}, **cls.published_terms}
+        terms = ", ".join(f"`{term}`" for term, values in published.items() if values.get("weight") != 0)
+        lines.append(f"| `{name}` | `{file}` | {terms} | {number:,} | {interaction.fast_scoring} |")
+        traps += [f"| `{name}` | `{trap}` | {says} |" for trap, says in cls.Config.TRAPS.items()]
+    opening = (
+        "Exact fast scoring: *vectors*, one product of two vectors; *products*, both sides are\n"
+        "prepared once and a pair needs their products alone; *none*, every pair runs through the method.\n\n"
+    )
+    second = "\n\n## Traps\n\nSettings that follow a mistake of published code, all off by default.\n\n"
+    return HEADER + "# Methods\n\n" + opening + "\n".join(lines) + second + "\n".join(traps) + "\n"
+
+
+PAGES = {
+    "config.md": settings_page,
+    "cli.md": commands_page,
+    "python.md": python_page,
+    "methods.md": methods_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

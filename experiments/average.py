@@ -1,7 +1,7 @@
 """Average the weights of runs that began from the same towers: a "model soup".
 
     python experiments/average.py runs/stage1/best=0.7 runs/light/best=0.3 --out runs/average \
-        --set backbone.image_size=224 --set backbone.max_words=32
+        --set encoder.image_size=224 --set encoder.max_words=32
 
 Runs with other augmentation and other shares of the sets end in other places, and the place between them
 generalises better than either: docs/models/gare-mini.md has the numbers. Weights are chosen on val.
@@ -17,7 +17,7 @@ import torch
 
 from gare import GARE, GareConfig
 from gare.errors import GareError
-from gare.model.files import TOKENIZER_FOLDER
+from gare.model.model_files import TOKENIZER_FOLDER
 
 
 def main() -> None:
@@ -47,7 +47,9 @@ def main() -> None:
             tensor.copy_(parts[0][1])  # frozen words stay what their package has, to the last bit
             continue
         # A baseline is a GARE whose psi gives zero: of what it lacks, only psi's last layer counts as zeros.
-        total = 1.0 if name.startswith("increment_net.output.") else sum(share for share, _ in parts)
+        total = (
+            1.0 if name.startswith("interaction.increment_net.output.") else sum(share for share, _ in parts)
+        )
         tensor.copy_(torch.stack([share / total * part for share, part in parts]).sum(dim=0))
     average.save_pretrained(chosen.out)
     print(f"saved {chosen.out}")

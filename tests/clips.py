@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -32,13 +31,14 @@ def write_video(
     path: Path,
     times: Sequence[float],
     *,
+    pictures: Sequence[Image.Image] | None = None,
     size: tuple[int, int] = (64, 48),
     codec: str = "libx264",
     keyframe_every: int = 12,
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
 ) -> Path:
-    """A video whose frame k shows the number k at `times[k]` seconds."""
+    """A video whose frame k shows the number k, or picture k, at `times[k]` seconds."""
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=10, options=options or {})
         stream.width, stream.height = size
@@ -46,7 +46,8 @@ def write_video(
         stream.time_base = stream.codec_context.time_base = _CLOCK
         stream.codec_context.gop_size = keyframe_every
         for number, time in enumerate(times):
-            frame = av.VideoFrame.from_image(numbered_image(number, size))
+            picture = numbered_image(number, size) if pictures is None else pictures[number].resize(size)
+            frame = av.VideoFrame.from_image(picture)
             frame.pts, frame.time_base = round(time / _CLOCK), _CLOCK
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
@@ -77,13 +78,6 @@ def set_rotation(path: Path) -> Path:
     content[matrix : matrix + 36] = b"".join([zero, one, zero, minus_one, zero, zero, x, zero, w])
     path.write_bytes(content)
     return path
-
-
-def crash_on_seven(number: int) -> int:
-    """Work for a process pool that takes its process down once, as a decoder may."""
-    if number == 7:
-        os._exit(139)
-    return number * number
 
 
 def steady(seconds: float, fps: float = 10) -> list[float]:

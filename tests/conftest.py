@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # `make test` fills the cores with tests, not with threads
+
 import torch
 
 if not torch.cuda.is_available():  # then CUDA kernels run on the CPU; must be set before triton is imported
@@ -34,4 +36,4 @@ def shared() -> Path:
 @pytest.fixture
 def tiny_model() -> GARE:
     torch.manual_seed(0)
-    return GARE(GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 2}})).eval()
+    return GARE(GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 2}})).eval()

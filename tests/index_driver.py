@@ -14,21 +14,23 @@ import time
 
 from faults import slow_extract
 from gare import GARE
-from gare.library.indexer import IndexOptions, index_folders
-from gare.library.stamp import model_stamp
+from gare.library.index.index_run import IndexOptions, index_folders
+from gare.library.library import model_stamp
 from gare.library.store import open_store
 
 _UNREADABLE = 2
 
 
-def run_index(root: str, library: str, model_folder: str, signs_of_life: int) -> None:
+def run_index(
+    root: str, library: str, model_folder: str, signs_of_life: int, split: str | None = None
+) -> None:
     model = GARE.from_pretrained(model_folder)
     store = open_store(library, stamp=model_stamp(model, "tiny"), create=True)
     report = index_folders(
         store,
         model,
         [root],
-        options=IndexOptions(num_workers=2, commit_seconds=0.05),
+        options=IndexOptions(num_workers=2, commit_seconds=0.05, split=split),
         on_progress=lambda progress: os.write(signs_of_life, b"."),
         extractor=slow_extract,
     )
@@ -36,7 +38,7 @@ def run_index(root: str, library: str, model_folder: str, signs_of_life: int) ->
     os._exit(0)
 
 
-def fork_index(root: str, library: str, model_folder: str) -> tuple[int, int]:
+def fork_index(root: str, library: str, model_folder: str, split: str | None = None) -> tuple[int, int]:
     """The process, and where it writes a byte for every file that is done."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -44,7 +46,7 @@ def fork_index(root: str, library: str, model_folder: str) -> tuple[int, int]:
         os.close(writing)
         return child, reading
     try:
-        run_index(root, library, model_folder, writing)
+        run_index(root, library, model_folder, writing, split)
     finally:
         os._exit(1)
 
@@ -56,9 +58,10 @@ def kill_often(root: str, library: str, model_folder: str, num_kills: int) -> No
     for number in range(num_kills):
         child, signs_of_life = fork_index(root, library, model_folder)
         if number % 3:
-            for _ in range(_UNREADABLE + 1):  # those are noted at once; then work has begun
+            # Those are noted at once; then work has begun.
+            for _ in range(_UNREADABLE + moments.randint(1, 4)):
                 os.read(signs_of_life, 1)
-            time.sleep(moments.uniform(0, 0.3))
+            time.sleep(moments.uniform(0, 0.1))
         else:
             time.sleep(moments.uniform(0, 1))
         os.kill(child, signal.SIGKILL)
@@ -77,6 +80,9 @@ def main() -> None:
     task, root, library, model_folder, *rest = sys.argv[1:]
     if task == "kill":
         kill_often(root, library, model_folder, int(rest[0]))
+    elif task == "splits":
+        for child, _ in [fork_index(root, library, model_folder, split) for split in rest]:
+            finish(child)
     else:
         for child, _ in [fork_index(root, library, model_folder) for _ in range(int(rest[0]))]:
             finish(child)

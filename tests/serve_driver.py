@@ -7,9 +7,9 @@ import sys
 
 from gare.library.library import Library
 from gare.serve.app import create_app
-from gare.serve.logs import set_up_logs
-from gare.serve.options import ServeOptions
-from gare.serve.run import bind, serve
+from gare.serve.http_server import bind, serve
+from gare.serve.observability import set_up_logs
+from gare.serve.serve_options import ServeOptions
 
 
 def main() -> None:

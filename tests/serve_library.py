@@ -27,7 +27,7 @@ class Served:
 
 def save_tiny_model(folder: Path) -> Path:
     torch.manual_seed(0)
-    model = GARE(GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 2}})).eval()
+    model = GARE(GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 2}})).eval()
     model.save_pretrained(folder)
     return folder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -14,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servers import free_port, kill_hard, stop, wait_until
+from servers import HANG_S, free_port, kill_hard, stop, wait_until
+from warm import WarmProcess
 
 GARE = str(Path(sys.executable).with_name("gare"))
+PATIENT = {"answer_seconds": HANG_S}
+"""A server that answers on a busy machine too, instead of asking to come back."""
 
 
 @dataclass
@@ -39,24 +41,25 @@ class ServeProcess:
         port: int = 0,
         ready: bool = True,
         options: dict[str, Any] | None = None,
+        driver: str = "serve_driver.py",
+        with_stdout: bool = False,
         **variables: str,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = library.parent / f"serve-{self.port}-{time.monotonic_ns()}.log"
         self.headers: dict[str, str] = {}
-        command = [GARE, "serve", "--library", str(library), "--port", str(self.port), *arguments]
+        command = ["gare", "serve", "--library", str(library), "--port", str(self.port), *arguments]
         if options is not None:
-            driver = str(Path(__file__).with_name("serve_driver.py"))
-            command = [sys.executable, driver, str(library), json.dumps({"port": self.port, **options})]
+            command = [
+                str(Path(__file__).with_name(driver)),
+                str(library),
+                json.dumps({"port": self.port, **options}),
+            ]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
-            )
-        wait_until(lambda: self.is_up(ready), "gare serve", 60)
+            out = {"stdout": log} if with_stdout else {}
+            self.process = WarmProcess(command, stderr=log, **out, env={**os.environ, **variables})
+        wait_until(lambda: self.is_up(ready), "gare serve")
 
     def is_up(self, ready: bool) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -77,7 +80,7 @@ class ServeProcess:
         path: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = HANG_S,
     ) -> Answer:
         request = urllib.request.Request(
             self.url + path, body, {**self.headers, **(headers or {})}, method=method
@@ -118,7 +121,7 @@ class ServeProcess:
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(HANG_S)
 
     def kill(self) -> None:
         kill_hard(self.process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -17,33 +18,50 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-Process = subprocess.Popen[bytes]
+from warm import WarmProcess
+
+Process = subprocess.Popen[bytes] | WarmProcess
+
+HANG_S = 600.0
+"""For whatever must happen however slow the machine is: only what hangs takes as long."""
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody gets by chance before a server takes it: below those the system hands out.
+
+    Processes that share the tests draw from ranges of their own.
+    """
+    first = 20_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12)
+    for port in random.Random().sample(range(first, first + 1_000), 1_000):
+        if port not in _given:
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+                _given.add(port)
+                return port
+    raise AssertionError("no port is free")
 
 
-def wait_until(is_ready: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
+_given: set[int] = set()
+
+
+def wait_until(is_ready: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + HANG_S
     while not is_ready():
-        assert time.monotonic() < deadline, f"{what} did not come up in {seconds} s"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, f"waited {HANG_S:g} s in vain for {what}"
+        time.sleep(0.02)
 
 
 def kill_hard(process: Process) -> None:
     """As a power cut would, and wait until it is gone."""
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(HANG_S)
 
 
 def stop(process: Process) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             kill_hard(process)
 
@@ -91,7 +109,7 @@ class Postgres:
     def stop(self) -> None:
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)  # a fast shutdown
-            self.process.wait(30)
+            self.process.wait(HANG_S)
 
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(_postgres_bin() / program), *map(str, arguments)]
@@ -158,7 +176,7 @@ class SeaweedFS:
                     "-filer", filer.address, "-ip.bind", "127.0.0.1")  # fmt: skip
         _wait_http(self.port, "/")
         bucket = urllib.request.Request(f"http://127.0.0.1:{self.port}/gare", method="PUT")
-        urllib.request.urlopen(bucket, timeout=10).close()
+        urllib.request.urlopen(bucket, timeout=HANG_S).close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -176,7 +194,7 @@ class SeaweedFS:
         for process in reversed(list(self.processes.values())):
             process.kill()
         for process in self.processes.values():
-            process.wait(30)
+            process.wait(HANG_S)
 
     def _made(self, name: str) -> Path:
         (self.folder / name).mkdir()
@@ -203,7 +221,7 @@ class _Ports:
 
 
 def _get(port: int, path: str) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return bytes(answer.read())
 
 

@@ -9,9 +9,9 @@ import importlib.util
 import os
 import random
 import sys
-import time
 import types
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -56,12 +56,11 @@ def write(store: Store, seed: int, rounds: int) -> None:
             store.maintain()
 
 
-def read(store: Store, seconds: float) -> None:
+def read(store: Store, stop: Path) -> None:
     """Search and fetch; what a search finds must be there to fetch, unless it was deleted meanwhile."""
     chance = np.random.default_rng(os.getpid())
-    until = time.monotonic() + seconds
     num_searches = 0
-    while time.monotonic() < until:
+    while num_searches < 5 or not stop.exists():
         (hits,) = store.search(chance.normal(size=(1, STAMP.stage1_dim)), 20)
         got = store.fetch(hits.ids, ["id", "vectors", "path"])
         missing = set(hits.ids) - set(got["id"].to_pylist())
@@ -90,12 +89,16 @@ def main() -> None:
     action, uri, *rest = sys.argv[1:]
     store = open_store(uri, stamp=STAMP, create=action != "read")
     store.orphan_age = store.version_age = timedelta(minutes=5)  # type: ignore[attr-defined]
+    if uri.startswith("postgresql"):
+        from gare.library.store import postgres_link
+
+        postgres_link._RECONNECT_S = 600.0  # a busy machine may take long to make a replica the primary
     lance_upkeep.INDEX_FROM_ROWS = 20  # so that indexes are built, extended and remapped under fire
     say("open")
     if action == "write":
         write(store, int(rest[0]), int(rest[1]))
     elif action == "read":
-        read(store, float(rest[0]))
+        read(store, Path(rest[0]))
     else:
         fill(store)
     store.close()

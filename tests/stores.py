@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gare.library.schema import ModelStamp, file_schema, frame_schema, item_id, item_schema
 from gare.library.store import Store
+from gare.library.store.store_schema import ModelStamp, file_schema, frame_schema, item_id, item_schema
 
 STAMP = ModelStamp("tiny", "f00d", dim=8, stage1_dim=9, num_frames=4)
 MOMENT = datetime(2024, 3, 1, 12, 0, tzinfo=UTC)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium
 from gare.library.library import DEFAULT_MODEL, Library
-from gare.library.sample import make_sample, photograph
+from gare.library.sample_videos import make_sample, photograph
 from serve_process import ServeProcess
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"

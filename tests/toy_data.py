@@ -43,7 +43,7 @@ def recipe(manifest: Path, **changes: Any) -> dict[str, Any]:
         "checkpoint_every": 1,
         "data": {"manifest": str(manifest), "num_frames": 3},
         "model": {
-            "backbone": {"family": "tiny"},
+            "encoder": {"name": "tiny"},
             "temporal": {"num_layers": 1},
             "interaction": {"pooling": "text_conditioned"},
             "temperature": {"value": 0.05},

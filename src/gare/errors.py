@@ -1,4 +1,4 @@
-"""What can go wrong for a user. Each message says what was wrong, what was expected and what to do.
+"""Errors that a user can mend. Each message says what was wrong, what was expected and what to do.
 
 Callers who pass nonsense to a function get `ValueError`; these are for files, checkpoints and settings.
 """
@@ -28,6 +28,10 @@ class GareError(Exception):
     """Base of every error that a user can cause and mend; the command line prints it without a traceback."""
 
 
+class MissingExtraError(GareError, ImportError):
+    """Packages that a command needs and that are not installed."""
+
+
 class ConfigError(GareError, ValueError):
     """A recipe, preset or override that does not describe a valid configuration."""
 
@@ -53,19 +57,34 @@ class VideoError(GareError):
 
 
 class TrainingError(GareError):
-    """A run that cannot go on: a loss or gradient that is not finite."""
+    """A run that cannot go on: a loss or gradient that is not finite, a disk that is full."""
 
 
 class LibraryError(GareError):
     """A library that is missing, damaged, full, read-only, out of reach, or made by another model."""
+
+    logged: str = ""
+    """What a server may log of it. The message may quote a filter, an id or a path, and is not logged."""
 
 
 class MissingLibraryError(LibraryError):
     """There is no library at this address."""
 
 
+class DamagedLibraryError(LibraryError):
+    """A library that cannot be read as it was written; `reason` says what is wrong, without what to do."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
 class QueryError(GareError, ValueError):
     """A search that asks for nothing, or for something that cannot be read."""
+
+
+class TimeLimitError(GareError):
+    """A search or a list that was ended because its time was up, or because nobody waits for it any more."""
 
 
 class ServeError(GareError):

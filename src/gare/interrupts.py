@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run where nothing is half done."""
+"""Ctrl-C ends a run where nothing is half done. A file of its own, because training and indexing share it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def note_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C is noted, to be obeyed at the next good moment; a second one at once."""
+    """Set an event on the first Ctrl-C, so that the caller can stop well; a second one stops at once."""
     interrupted = threading.Event()
 
     def note(*_: object) -> None:

@@ -20,6 +20,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from gare.errors import ConfigError
+from gare.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,32 @@ class NotEmpty:
     """A string or list that must hold something."""
 
     def describe(self, value: Sequence[Any]) -> str | None:
+        """What is wrong with a value, or None."""
         return None if value else "must not be empty"
 
 
+@dataclass(frozen=True)
+class ByName:
+    """Settings whose class is chosen by their key `name`, from a table that others may add to.
+
+    As in `Annotated[EncoderConfig, ByName(ENCODERS)]`. An entry of the table is a class of settings, or has
+    one as its `Config`.
+    """
+
+    table: Registry[Any] | Mapping[str, Any]
+    default: str | None = None
+    """The name to use where none is given."""
+
+    def config_class(self, name: str) -> type[Settings]:
+        """The settings class of a name."""
+        entry = self.table[name]
+        config: type[Settings] = getattr(entry, "Config", entry)
+        return config
+
+
 PositiveInt = Annotated[int, Range(least=1)]
+Width = Annotated[int, Range(least=1, most=8192)]
+"""Dimensions of an embedding; a matrix of the largest takes 256 MB."""
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
@@ -77,11 +100,23 @@ class Settings:
             raise ConfigError("; ".join(problems))
 
     @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Values of a file that an earlier version wrote, in today's form.
+
+        A class whose keys have changed overrides this. It runs before presets are filled in and keys are
+        checked, and it gets a copy, which it may change. An old key wins over the new one beside it: the old
+        one is then an override, as the file itself has been upgraded before. What is wrong with a value is
+        raised as ConfigError.
+        """
+        return values
+
+    @classmethod
     def load(cls, source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Self:
-        """Read from a TOML file or a mapping, then apply overrides such as `increment.dropout=0`."""
+        """Read from a TOML file or a mapping, then apply overrides such as `interaction.dropout=0`."""
         values = json.loads(json.dumps(source)) if isinstance(source, Mapping) else read_toml(Path(source))
         for override in overrides:
-            _apply_override(values, override)
+            values = _upgrade(cls, values)  # so that an override finds today's keys, and the last one wins
+            _apply_override(cls, values, override)
         problems: list[str] = []
         settings: Self | None = _build(cls, values, "", problems)
         if settings is None:
@@ -106,6 +141,7 @@ class Settings:
         return changed
 
     def to_toml(self) -> str:
+        """The settings as a TOML file that `load` reads."""
         return "\n".join(_toml_lines(self.to_values())) + "\n"
 
     @property
@@ -115,6 +151,7 @@ class Settings:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The values of a TOML file; an error if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -126,6 +163,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 # --- checking ----------------------------------------------------------------------------------------------
 
 
+def _upgrade(cls: Any, values: Any) -> Any:
+    """Today's form of a table and of the tables in it; what cannot be translated stays for `_build`."""
+    if not (isinstance(values, Mapping) and isinstance(cls, type) and issubclass(cls, Settings)):
+        return values
+    try:
+        upgraded = cls.upgraded(dict(values))
+    except ConfigError:
+        return dict(values)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for key in upgraded.keys() & hints.keys():
+        kind, *bounds = typing.get_args(hints[key]) or (hints[key],)
+        if bounds and isinstance(bounds[0], ByName) and isinstance(upgraded[key], Mapping):
+            name = upgraded[key].get("name", bounds[0].default)
+            kind = bounds[0].config_class(name) if name in bounds[0].table else None
+        upgraded[key] = _upgrade(kind, upgraded[key])
+    return upgraded
+
+
 def _build(cls: type[Any], values: Any, where: str, problems: list[str]) -> Any:
     """An instance of a settings class from a mapping; problems are added to the list and give None."""
     if isinstance(values, cls):
@@ -133,7 +188,11 @@ def _build(cls: type[Any], values: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(values, Mapping):
         problems.append(f"{where or 'settings'}: must be a table of settings, not {values!r}")
         return None
-    values = dict(values)
+    try:
+        values = cls.upgraded(dict(values))
+    except ConfigError as error:
+        problems.append(f"{where}: {error}" if where else str(error))
+        return None
     if cls.PRESETS:
         preset = values.pop("preset", next(iter(cls.PRESETS)))
         if not isinstance(preset, str) or preset not in cls.PRESETS:
@@ -170,6 +229,8 @@ def _check(value: Any, hint: Any, where: str, problems: list[str]) -> Any:
     origin = typing.get_origin(hint)
     if origin is Annotated:
         base, *bounds = typing.get_args(hint)
+        if isinstance(bounds[0], ByName):
+            return _check_by_name(value, base, bounds[0], where, problems)
         before = len(problems)
         value = _check(value, base, where, problems)
         if len(problems) == before:
@@ -227,13 +288,20 @@ def _check_union(value: Any, options: Sequence[Any], where: str, problems: list[
     options = [option for option in options if option is not NoneType]
     if len(options) == 1:
         return _check(value, options[0], where, problems)
-    # Several settings classes: the one whose `family` is named, each having a default of its own.
-    families = {option.family: option for option in options}
-    family = getattr(value, "family", None) or (value.get("family") if isinstance(value, Mapping) else None)
-    if not isinstance(family, str) or family not in families:
-        problems.append(f"{_join(where, 'family')}: must be {_either(families)}, not {family!r}")
+    raise TypeError(f"{where}: a setting has one type, or one type and None, not {options}")
+
+
+def _check_by_name(value: Any, base: type, by_name: ByName, where: str, problems: list[str]) -> Any:
+    if isinstance(value, base):
         return value
-    return _build(families[family], value, where, problems)
+    if not isinstance(value, Mapping):
+        problems.append(f"{where}: must be a table of settings, not {value!r}")
+        return None
+    name = value.get("name", by_name.default)
+    if not isinstance(name, str) or name not in by_name.table:
+        problems.append(f"{_join(where, 'name')}: must be {_either(list(by_name.table))}, not {name!r}")
+        return value
+    return _build(by_name.config_class(name), {**value, "name": name}, where, problems)
 
 
 def _either(options: Iterator[Any] | Mapping[str, Any] | Sequence[Any]) -> str:
@@ -245,11 +313,13 @@ def _join(where: str, key: str) -> str:
 
 
 def _merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` over `defaults`, key by key all the way down."""
+    """`values` over `defaults`, key by key all the way down; a table of another name replaces the whole."""
     merged = {**defaults, **values}
     for key in defaults.keys() & values.keys():
         if isinstance(defaults[key], Mapping) and isinstance(values[key], Mapping):
-            merged[key] = _merge(defaults[key], values[key])
+            own_name = values[key].get("name")
+            if own_name is None or own_name == defaults[key].get("name", own_name):
+                merged[key] = _merge(defaults[key], values[key])
     return merged
 
 
@@ -264,11 +334,11 @@ def _plain(value: Any) -> Any:
 # --- text --------------------------------------------------------------------------------------------------
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def _apply_override(cls: type[Settings], values: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path.strip():
         raise ConfigError(
-            f"'{override}' is not an override; write section.key=value, as in increment.dropout=0"
+            f"'{override}' is not an override; write section.key=value, as in interaction.dropout=0"
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -280,7 +350,30 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError(f"'{override}': {section} is a value, not a section")
+    if key == "name":
+        _forget_settings_of_another(_by_name(cls, sections), table, value)
     table[key] = value
+
+
+def _by_name(cls: Any, sections: Sequence[str]) -> ByName | None:
+    """How the table at this place chooses its class, if by its name."""
+    found = None
+    for section in sections:
+        is_settings = isinstance(cls, type) and issubclass(cls, Settings)
+        hint = typing.get_type_hints(cls, include_extras=True).get(section) if is_settings else None
+        cls, *bounds = typing.get_args(hint) or (hint,)
+        found = bounds[0] if bounds and isinstance(bounds[0], ByName) else None
+    return found
+
+
+def _forget_settings_of_another(by_name: ByName | None, table: dict[str, Any], name: Any) -> None:
+    """Before a table changes its name: settings go that only the class before has."""
+    before: Any = table.get("name", by_name.default if by_name else None)
+    if by_name is None or name not in by_name.table or before not in by_name.table:
+        return
+    old, new = ({f.name for f in dataclasses.fields(by_name.config_class(x))} for x in (before, name))
+    for key in table.keys() & (old - new):
+        del table[key]
 
 
 def _toml_lines(table: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("tiny.json")
 def compute(preset: str) -> dict[str, object]:
     """Scores and loss terms of a tiny model on fixed inputs, and the loss after three steps of training."""
     generator = torch.Generator().manual_seed(11)
-    config = {"preset": preset, "backbone": {"family": "tiny"}, "increment": {"dropout": 0.0}}
+    config = {"preset": preset, "encoder": {"name": "tiny"}, "interaction": {"dropout": 0.0}}
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = GARE(GareConfig.load(config)).double()

@@ -6,12 +6,20 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import gare
 from gare import ObjectiveConfig
 from gare.errors import CheckpointError
-from gare.objective import direction_diversity, kl_bottleneck, radius_spread, symmetric_infonce, training_loss
+from gare.objective import (
+    direction_diversity,
+    kl_bottleneck,
+    radius_spread,
+    symmetric_infonce,
+    term_weights,
+    training_loss,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,7 @@ def test_features_increments_and_scores(model, io):
     pairs = model.score_pairs(text, video)
     close(pairs.increment_TVD, io["increment"])
     close(text.text_TD[:, None] + pairs.increment_TVD, io["shifted_text"])
-    close(gare.scoring.dense.pool(text.text_TD, video, model.config.interaction), io["pooled"])
+    close(model.interaction.pooling.pool(text.text_TD, video), io["pooled"])
     for method in ("dense", "factored"):
         close(model.score(text, video, method=method), io["scores"])
 
@@ -85,7 +93,8 @@ def test_training_loss_and_its_gradients(model, io, golden, numbers):
     model.zero_grad()
     pairs = model.score_pairs(*features(model, io, videos=5))
     config = ObjectiveConfig.load({"preset": "released"})
-    assert (config.kl_weight, config.diversity_weight) == (numbers["beta"], numbers["lambda_dir"])
+    weights = term_weights(config)
+    assert (weights["kl"], weights["direction"]) == (numbers["beta"], numbers["lambda_dir"])
     loss = training_loss(pairs, model.logit_scale, config)
     assert loss.total.item() == pytest.approx(numbers["train_total"], rel=1e-5)
     assert loss.terms["contrastive"].item() == pytest.approx(numbers["train_info"], rel=1e-5)
@@ -93,8 +102,8 @@ def test_training_loss_and_its_gradients(model, io, golden, numbers):
     assert regularisers == pytest.approx(numbers["train_reg"], rel=1e-4)
     loss.total.backward()
     ours = {
-        "clip.text_projection": model.backbone.text_projection.weight.grad.mT,
-        "clip.visual.proj": model.backbone.image_projection.weight.grad.mT,
+        "clip.text_projection": model.encoder.text_projection.weight.grad.mT,
+        "clip.visual.proj": model.encoder.image_projection.weight.grad.mT,
         "frame_position_embeddings.weight": model.temporal.position.grad,
         "transformerClip.resblocks.0.mlp.c_fc.weight": model.temporal.layers[0].expand.weight.grad,
     }
@@ -131,7 +140,7 @@ def test_msvd_checkpoints_skip_the_temporal_transformer(golden, io):
     """FIDELITY 5: the authors leave it out for MSVD although its weights are in the file."""
     model = gare.load_released(golden / "authors_tiny.checkpoint.bin", temporal=False)
     assert model.temporal is None
-    frames = model.backbone.encode_images(io["video"].flatten(0, 1)).unflatten(0, (6, 4))
+    frames = model.encoder.encode_images(io["video"].flatten(0, 1)).unflatten(0, (6, 4))
     close(model.video_features(io["video"], io["video_mask"]).frames_VFD, frames)
 
 
@@ -176,11 +185,41 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 def test_damaged_checkpoints_name_what_is_missing(golden, tmp_path):
     state = torch.load(golden / "authors_tiny.checkpoint.bin", weights_only=True)
     torch.save({k: v for k, v in state.items() if k != "clip.ln_final.bias"}, tmp_path / "a.bin")
-    with pytest.raises(CheckpointError, match=r"1 missing \(first: backbone\.text\.final_layer_norm\.bias\)"):
+    with pytest.raises(CheckpointError, match=r"1 missing \(first: encoder\.text\.final_layer_norm\.bias\)"):
         gare.load_released(tmp_path / "a.bin")
     torch.save({**state, "psi.layers.1.linear1.bias": torch.zeros(64)}, tmp_path / "b.bin")
-    with pytest.raises(CheckpointError, match="psi of several layers"):
+    with pytest.raises(CheckpointError, match=r"increment net \(psi\) of several layers"):
         gare.load_released(tmp_path / "b.bin")
     torch.save({k: v for k, v in state.items() if "visual.conv1" not in k}, tmp_path / "c.bin")
     with pytest.raises(CheckpointError, match="only ViT towers"):
         gare.load_released(tmp_path / "c.bin")
+
+
+@torch.no_grad()
+def test_padding_is_zero_after_normalising(model):
+    """Not black: black is far from zero once it is normalised, and here padding takes part."""
+    size = model.encoder.image_format.size
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(256, (2, 4, 3, size, size), dtype=torch.uint8, generator=generator)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    pixels = model.encoder.image_format.normalise(frames)
+    pixels[~mask] = 0
+    expected = model.video_features(pixels, mask)
+    for padding in (0, 255):  # whatever bytes a loader pads with
+        frames[~mask] = padding
+        close(model.encode_frames(frames, mask).frames_VFD, expected.frames_VFD)
+
+
+@torch.no_grad()
+def test_a_video_scores_the_same_whatever_is_encoded_with_it(model):
+    """The released code pads to its number of frames always, not to the longest of a batch."""
+    size = model.encoder.image_format.size
+    pictures = [Image.new("RGB", (size, size), (40 * n, 255 - 30 * n, 90)) for n in range(6)]
+    text = model.text_features(torch.tensor([[298, 5, 7, 299]]), torch.ones(1, 4))
+    num_frames = 4
+    short = model.encode_video([pictures[:1]], num_frames=num_frames)
+    assert short.frames_VFD.shape[1] == num_frames
+    together = model.encode_video([pictures[:1], pictures[1:5]], num_frames=num_frames)
+    one_by_one = model.encode_video([pictures[:1], pictures[1:5]], num_frames=num_frames, batch_size=1)
+    close(model.score(text, together)[:, :1], model.score(text, short), 1e-6)
+    close(model.score(text, together), model.score(text, one_by_one), 1e-6)

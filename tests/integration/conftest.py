@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from serve_library import Served, make_served
-from serve_process import ServeProcess
+from serve_process import PATIENT, ServeProcess
 from servers import Postgres, SeaweedFS, server_folder
 
 NewLibrary = Callable[[str], str]
@@ -64,6 +64,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 @pytest.fixture(scope="session")
 def server(served: Served) -> Iterator[ServeProcess]:
-    """`gare serve` over it."""
-    with ServeProcess(served.library) as process:
+    """A server over it."""
+    with ServeProcess(served.library, options=PATIENT) as process:
         yield process

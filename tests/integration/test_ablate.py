@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gare.train import RunConfig
 from toy_data import recipe, write_dataset
+from warm import run_gare as run
 
-GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
 TABLE = """
 title = "Losses"
 [[rows]]
@@ -21,10 +19,6 @@ set = ["model.increment.enabled=false"]
 [[rows]]
 name = "full GARE"
 """
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([GARE_COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +41,17 @@ def test_a_table_of_rows_and_seeds(files):
         "--device",
         "cpu",
     ]
-    first = run(*ablate, "--seeds", 2, "--jobs", 2)
+
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (files / "out").rglob("*.safetensors")}
+
+    begun = run(*ablate, "--seeds", 1, "--jobs", 2)
+    assert begun.returncode == 0, begun.stderr
+    early = stamps()
+    first = run(*ablate, "--seeds", 2)
     assert first.returncode == 0, first.stderr
+    assert early
+    assert early.items() < stamps().items()
     assert "| baseline |" in first.stdout
     assert "p against baseline" in first.stdout
     assert (files / "out" / "table.md").read_text() == first.stdout.rstrip("\n") + "\n"
@@ -57,10 +60,10 @@ def test_a_table_of_rows_and_seeds(files):
     assert numbers["rows"][0]["text_to_video"]["recall_at_1"]["p_value"] is None
     assert 0 < numbers["rows"][1]["text_to_video"]["recall_at_1"]["p_value"] <= 1
 
-    stamps = {path: path.stat().st_mtime_ns for path in (files / "out").rglob("*.safetensors")}
+    late = stamps()
     second = run(*ablate, "--seeds", 2)
     assert second.stdout == first.stdout
-    assert {path: path.stat().st_mtime_ns for path in (files / "out").rglob("*.safetensors")} == stamps
+    assert stamps() == late
 
 
 def test_train_evaluate_compare(files):
@@ -93,9 +96,7 @@ def test_train_evaluate_compare(files):
     ],
 )
 def test_mistakes_are_told_without_a_traceback(arguments, message, tmp_path):
-    result = subprocess.run(
-        [GARE_COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
+    result = run(*arguments, cwd=tmp_path)
     assert result.returncode == 1
     assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr

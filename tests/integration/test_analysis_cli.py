@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,16 +12,19 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from click.testing import Result
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from browser import chromium, serious_violations
 from gare import GARE, GareConfig
+from gare.analysis.training_probe import TrainingProbe
 from gare.cli.main import app
 from gare.data.manifest import Header, Manifest
 from gare.errors import GareError
 from gare.train import RunConfig, train
 from toy_data import recipe, write_dataset
+from warm import run_gare
 
 
 def gare(*arguments: object) -> Result:
@@ -40,11 +41,11 @@ def runs(tmp_path_factory) -> Path:
     """A run with a probe, the same without, and a baseline."""
     folder = tmp_path_factory.mktemp("analysis")
     manifest = write_dataset(folder / "data")
-    train(config(manifest), folder / "probed", probe_every=2)
+    train(config(manifest), folder / "probed", observers=[TrainingProbe(2)])
     train(config(manifest), folder / "plain")
     values = recipe(manifest)
     values["model"]["increment"] = {"enabled": False}
-    train(RunConfig.load(values), folder / "baseline", probe_every=0)
+    train(RunConfig.load(values), folder / "baseline", observers=[TrainingProbe()])
     return folder
 
 
@@ -59,6 +60,18 @@ def report(runs) -> Path:
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == str(runs / "report" / "report.html")
     return runs / "report"
+
+
+@pytest.fixture
+def without_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of a report's time goes into the fonts of its PDFs; `report` has them."""
+    save = Figure.savefig
+
+    def save_others(figure: Figure, path: Path, **options: object) -> None:
+        if Path(path).suffix != ".pdf":
+            save(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", save_others)
 
 
 def test_a_probe_changes_no_weight(runs):
@@ -79,11 +92,11 @@ def test_records_come_every_few_steps(runs):
 def test_resuming_drops_what_comes_again(runs, tmp_path):
     """As after a kill: a record past the checkpoint, and half a line."""
     manifest = runs / "data" / "manifest.csv"
-    train(config(manifest, epochs=1), tmp_path / "run", probe_every=1)
+    train(config(manifest, epochs=1), tmp_path / "run", observers=[TrainingProbe(1)])
     lines = (tmp_path / "run" / "probe.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1]
     (tmp_path / "run" / "probe.jsonl").write_text("\n".join([*lines, '{"step": 9}', '{"step": 1']))
-    train(config(manifest, epochs=1), tmp_path / "run", resume=True, probe_every=1)
+    train(config(manifest, epochs=1), tmp_path / "run", resume=True, observers=[TrainingProbe(1)])
     after = (tmp_path / "run" / "probe.jsonl").read_text().splitlines()
     assert after == lines
 
@@ -161,6 +174,7 @@ def test_false_negatives_alone_leave_a_report_as_it_is(runs, tmp_path):
     assert "Likely false negatives" in (tmp_path / "false-negatives.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("without_pdf")
 def test_captions_and_ids_may_hold_anything(runs, tmp_path):
     """Formulas, markup, tabs, line breaks, other scripts; an id longer than a file name may be."""
     captions = ["costs $5 or $10", "$\\frac{$", "tab\tand\nline", "<b>bold</b> & `x", "猫 🐶", "[/] [red]"]
@@ -182,6 +196,7 @@ def test_captions_and_ids_may_hold_anything(runs, tmp_path):
     assert all(len(line.split("\t")) == 6 for line in listed if not line.startswith("#"))
 
 
+@pytest.mark.usefixtures("without_pdf")
 @pytest.mark.parametrize("videos", [1, 2])
 def test_a_split_may_be_tiny(runs, tmp_path, videos):
     write_dataset(tmp_path / "data", videos=videos)
@@ -194,10 +209,11 @@ def test_a_split_may_be_tiny(runs, tmp_path, videos):
     assert (claims["tension"]["verdict"] == "not measured") == (videos == 1)
 
 
+@pytest.mark.usefixtures("without_pdf")
 def test_increments_of_length_zero_are_no_crash(runs, tmp_path):
     model = GARE.from_pretrained(runs / "plain" / "last")
     with torch.no_grad():
-        for parameter in model.increment_net.parameters():
+        for parameter in model.interaction.parameters():
             parameter.zero_()
     model.save_pretrained(tmp_path / "model")
     result = gare(
@@ -208,9 +224,10 @@ def test_increments_of_length_zero_are_no_crash(runs, tmp_path):
     assert "holds: matching pairs" not in result.stdout
 
 
+@pytest.mark.usefixtures("without_pdf")
 def test_a_baseline_of_another_size(runs, tmp_path):
     torch.manual_seed(0)
-    values = {"backbone": {"family": "tiny", "dim": 24}, "increment": {"enabled": False}}
+    values = {"encoder": {"name": "tiny", "dim": 24}, "increment": {"enabled": False}}
     GARE(GareConfig.load(values)).save_pretrained(tmp_path / "wide")
     result = gare(
         *("analyze", runs / "plain" / "last", "--data", runs / "data", "--frames", 3),
@@ -229,7 +246,7 @@ def test_a_record_uses_the_temperature_its_batch_was_seen_with(tmp_path):
     values["model"]["temperature"] = {"value": 0.05, "learnable": True}
     values["model"]["increment"] = {"dropout": 0.0}
     values["optimizer"]["learning_rate"] = 0.3
-    train(RunConfig.load(values), tmp_path / "run", probe_every=1)
+    train(RunConfig.load(values), tmp_path / "run", observers=[TrainingProbe(1)])
     record = json.loads((tmp_path / "run" / "probe.jsonl").read_text().splitlines()[0])
     assert record["loss_before"] == pytest.approx(record["term/contrastive"], rel=1e-5)
 
@@ -292,20 +309,7 @@ def test_mistakes_get_one_line(runs, report, options, message):
 
 
 def test_a_mistake_on_the_command_line_shows_no_traceback(runs):
-    command = [
-        sys.executable,
-        "-m",
-        "gare",
-        "analyze",
-        "nowhere",
-        "--data",
-        runs / "data",
-        "--out",
-        runs / "x",
-    ]
-    result = subprocess.run(
-        [*map(str, command), "--frames", "3"], capture_output=True, text=True, timeout=120
-    )
+    result = run_gare("analyze", "nowhere", "--data", runs / "data", "--out", runs / "x", "--frames", 3)
     assert result.returncode == 1
     assert "not a folder" in result.stderr
     assert "Traceback" not in result.stderr

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from gare import GARE, GareConfig
+from warm import run_python
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "average.py"
-TINY = {"backbone": {"family": "tiny"}, "temporal": {"num_layers": 0}}
+TINY = {"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}}
 
 
 def save(folder: Path, seed: int, **settings) -> GARE:
@@ -23,7 +23,7 @@ def save(folder: Path, seed: int, **settings) -> GARE:
 
 
 def average(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    return run_python([str(SCRIPT), *arguments])
 
 
 def test_weights_lie_between_those_of_the_runs(tmp_path):
@@ -37,17 +37,20 @@ def test_weights_lie_between_those_of_the_runs(tmp_path):
 
 
 def test_a_baseline_is_a_gare_whose_increments_are_zero(tmp_path):
-    gare, baseline = save(tmp_path / "gare", 0), save(tmp_path / "base", 0, increment={"enabled": False})
+    gare, baseline = save(tmp_path / "gare", 0), save(tmp_path / "base", 0, interaction={"name": "mean"})
     with torch.no_grad():
-        baseline.backbone.words.weight.copy_(gare.backbone.words.weight)
+        baseline.encoder.words.weight.copy_(gare.encoder.words.weight)
     baseline.save_pretrained(tmp_path / "base")
     done = average(f"{tmp_path}/gare=0.2", f"{tmp_path}/base=0.8", "--out", f"{tmp_path}/out")
     assert done.returncode == 0, done.stderr
     own, between = gare.state_dict(), GARE.from_pretrained(tmp_path / "out").state_dict()
-    assert torch.equal(between["backbone.words.weight"], own["backbone.words.weight"])  # equal in both
-    torch.testing.assert_close(between["increment_net.query.weight"], own["increment_net.query.weight"])
+    assert torch.equal(between["encoder.words.weight"], own["encoder.words.weight"])  # equal in both
     torch.testing.assert_close(
-        between["increment_net.output.weight"], 0.2 * own["increment_net.output.weight"]
+        between["interaction.increment_net.query.weight"], own["interaction.increment_net.query.weight"]
+    )
+    torch.testing.assert_close(
+        between["interaction.increment_net.output.weight"],
+        0.2 * own["interaction.increment_net.output.weight"],
     )
 
 

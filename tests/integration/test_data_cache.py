@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from clips import crash_on_seven, read_number, set_rotation, steady, write_audio, write_video
-from gare.data import cache as cache_module
-from gare.data.cache import CacheSettings, FrameCache, build_frame_cache, pending
-from gare.data.features import FeatureCache
+from clips import read_number, set_rotation, steady, write_audio, write_video
+from gare.data import frame_cache as cache_module
+from gare.data.feature_cache import FeatureCache
+from gare.data.frame_cache import CacheSettings, FrameCache, build_frame_cache, pending
 from gare.data.manifest import Header, Manifest, Row
-from gare.data.workers import map_in_processes
 from gare.errors import DataError, VideoError
+from servers import wait_until
 
 SETTINGS = CacheSettings(num_frames=4, short_side=48)
 
@@ -128,23 +127,21 @@ def test_kill_nine_and_resume(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     code = f"""
 from pathlib import Path
-from gare.data.cache import CacheSettings, build_frame_cache
+from gare.data.frame_cache import CacheSettings, build_frame_cache
 from gare.data.manifest import Manifest
 import time
 if __name__ == "__main__":
     manifest = Manifest.load(Path({str(tmp_path / "manifest.csv")!r}))
     settings = CacheSettings(num_frames=4, short_side=48)
-    for entry in build_frame_cache(manifest, Path({str(folder)!r}), settings, num_workers=2):
-        time.sleep(0.02)
+    for number, _ in enumerate(build_frame_cache(manifest, Path({str(folder)!r}), settings, num_workers=2)):
+        if number == 9:
+            time.sleep(3600)  # until it is killed
 """
     script = tmp_path / "prepare.py"
     script.write_text(code)
     process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
     ledger = folder / "ledger.jsonl"
-    deadline = time.monotonic() + 60
-    while not ledger.exists() or ledger.read_text().count("\n") < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: ledger.exists() and ledger.read_text().count("\n") >= 5, "the first videos")
     with pytest.raises(DataError, match="another process is preparing"):
         build(manifest, folder)
     os.kill(process.pid, signal.SIGKILL)
@@ -161,13 +158,10 @@ if __name__ == "__main__":
 
 def _wait_until_gone(session: int) -> None:
     """Workers end with the parent that was killed."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        alive = [p for p in Path("/proc").glob("[0-9]*/stat") if _session_of(p) == session]
-        if not alive:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"workers outlived their parent: {alive}")
+    wait_until(
+        lambda: all(_session_of(stat) != session for stat in Path("/proc").glob("[0-9]*/stat")),
+        "workers whose parent is gone to end",
+    )
 
 
 def _session_of(stat: Path) -> int | None:
@@ -176,12 +170,6 @@ def _session_of(stat: Path) -> int | None:
         return None if state == "Z" else int(session)
     except (OSError, ValueError):
         return None
-
-
-def test_an_item_that_kills_its_process_is_one_result(tmp_path: Path) -> None:
-    results = dict(map_in_processes(crash_on_seven, list(range(10)), num_workers=2))
-    assert isinstance(results.pop(7), Exception)
-    assert results == {number: number * number for number in range(10) if number != 7}
 
 
 def test_a_folder_of_everything(tmp_path: Path) -> None:

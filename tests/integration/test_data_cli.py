@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from clips import steady, write_audio, write_video
-from gare.cli.data import app
+from gare.cli.data_command import app
 from gare.data.loader import FrameSource, PairLoader
 from gare.errors import DataError
 

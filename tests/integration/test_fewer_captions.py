@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from gare.data.loader import FrameSource
 from gare.data.manifest import Manifest
 from toy_data import write_dataset
+from warm import run_python
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "fewer_captions.py"
 
@@ -20,8 +19,7 @@ def test_first_captions_of_training_videos_are_kept(tmp_path):
     again = [replace(row, caption=f"{row.caption} again") for row in once.rows if row.split == "train"]
     twice = Manifest(once.header, (*once.rows, *again))
     replace(twice, header=replace(once.header, expected=twice.counts)).save(manifest)
-    command = [sys.executable, SCRIPT, tmp_path.name, "--captions", "1"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path.parent)
+    run_python([str(SCRIPT), tmp_path.name, "--captions", "1"], cwd=tmp_path.parent).check_returncode()
     whole = FrameSource.open(manifest, 3).manifest
     fewer = FrameSource.open(manifest.with_name("captions-1.csv"), 3).manifest
     assert len(whole.captions("train")) == 2 * len(fewer.captions("train"))

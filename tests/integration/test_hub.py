@@ -8,13 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
 
-COMMIT = "a" * 40
+from dual_encoders import save_family
+from servers import HANG_S
+
+COMMIT, CONVERTED = "a" * 40, "b" * 40
 CLIENT = """
 import sys, torch, gare
 model = gare.GARE.from_pretrained(sys.argv[1])
@@ -23,11 +28,14 @@ print(model.score(model.encode_text(["a dog"]), video).item())
 """
 
 
-@pytest.fixture
-def hub(tmp_path, tiny_model):
-    """Serves someone/tiny: the file list and the files, as the hub does."""
-    folder = tmp_path / "served"
-    tiny_model.save_pretrained(folder)
+@contextmanager
+def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = None):
+    """The hub's protocol: what a repository holds, its files, and its pull requests.
+
+    Args:
+        converted: what the hub's converter offers, in pull request 3 of a repository.
+    """
+    pull_requests, asked = converted or {}, []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args):
@@ -40,46 +48,89 @@ def hub(tmp_path, tiny_model):
             self.answer(body=True)
 
         def answer(self, *, body):
-            path = self.path.split("?")[0]
-            if path.startswith("/api/models/someone/tiny/tree/"):
+            path = unquote(self.path.split("?")[0])
+            asked.append(path)
+            name = "/".join(path.removeprefix("/api/models").split("/")[1:3])
+            is_converted = "refs/pr/3" in path or CONVERTED in path
+            folder = (pull_requests if is_converted else repositories).get(name)
+            commit = CONVERTED if is_converted else COMMIT
+            if folder is None:
+                return self.refuse("RepoNotFound")
+            files = [file for file in folder.rglob("*") if file.is_file()]
+            if path.endswith("/discussions"):
+                found = [discussion(name)] if name in pull_requests else []
+                content = {"discussions": found, "count": len(found), "start": 0}
+                return self.send(json.dumps(content).encode(), commit, body=body)
+            if "/tree/" in path:
                 tree = [
-                    {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": COMMIT}
-                    for file in folder.iterdir()
+                    {
+                        "type": "file",
+                        "path": str(x.relative_to(folder)),
+                        "size": x.stat().st_size,
+                        "oid": commit,
+                    }
+                    for x in files
                 ]
-                return self.send(json.dumps(tree).encode(), "application/json", body=body)
-            if path.startswith("/api/models/someone/tiny"):
-                files = [{"rfilename": file.name} for file in folder.iterdir()]
-                content = json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": files}).encode()
-                return self.send(content, "application/json", body=body)
-            file = folder / Path(path).name
-            if not path.startswith("/someone/tiny/resolve/") or not file.is_file():
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
-            return self.send(file.read_bytes(), "application/octet-stream", body=body)
+                return self.send(json.dumps(tree).encode(), commit, body=body)
+            if path.startswith("/api/models/"):
+                names = [{"rfilename": str(file.relative_to(folder))} for file in files]
+                content = {"id": name, "sha": commit, "siblings": names}
+                return self.send(json.dumps(content).encode(), commit, body=body)
+            inside = path.split("/resolve/")[-1].removeprefix("refs/pr/3/").split("/", 1)[-1]
+            file = folder / inside
+            if "/resolve/" not in path or not file.is_file():
+                return self.refuse("EntryNotFound")
+            return self.send(file.read_bytes(), commit, body=body)
 
-        def send(self, content, kind, *, body):
+        def refuse(self, reason):
+            self.send_response(404)
+            self.send_header("X-Error-Code", reason)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def send(self, content, commit, *, body):
             self.send_response(200)
-            self.send_header("Content-Type", kind)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("X-Repo-Commit", commit)
             self.end_headers()
             if body:
                 self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}", asked
     server.shutdown()
     server.server_close()
 
 
-def load(name: str, endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+def discussion(name: str) -> dict:
+    return {
+        "title": "Adding `safetensors` variant of this model",
+        "num": 3,
+        "author": {"name": "SFconvertbot"},
+        "createdAt": "2023-01-01T00:00:00.000Z",
+        "status": "open",
+        "isPullRequest": True,
+        "repo": {"name": name, "type": "model"},
+    }
+
+
+@pytest.fixture
+def hub(tmp_path, tiny_model):
+    """Serves someone/tiny."""
+    tiny_model.save_pretrained(tmp_path / "served")
+    with serving({"someone/tiny": tmp_path / "served"}) as (address, _):
+        yield address
+
+
+def load(
+    name: str, endpoint: str, cache: Path, *, client: str = CLIENT, offline: str = "0"
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": offline}
     return subprocess.run(
-        [sys.executable, "-c", CLIENT, name], capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, "-c", client, name], capture_output=True, text=True, timeout=HANG_S, env=environment
     )
 
 
@@ -96,3 +147,51 @@ def test_a_hub_id_is_downloaded_and_loaded(hub, tmp_path, tiny_model):
 def test_an_unknown_hub_id_says_what_to_do(hub, tmp_path):
     result = load("someone/else", hub, tmp_path / "cache")
     assert "CheckpointError: 'someone/else' is not a folder here" in result.stderr
+
+
+ENCODE = """
+import sys, gare
+print(gare.GARE.from_pretrained(sys.argv[1]).encode_text(["a dog"]).text_TD[0, 0].item())
+"""
+
+
+def test_a_dual_encoder_is_downloaded_without_what_it_does_not_need(tmp_path):
+    folder = save_family("clip", tmp_path / "served")
+    for name in ("pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"not needed")
+    with serving({"someone/clip": folder}) as (address, asked):
+        result = load("someone/clip", address, tmp_path / "cache", client=ENCODE)
+        assert result.returncode == 0, result.stderr
+        fetched = {path.rsplit("/", 1)[-1] for path in asked if "/resolve/" in path}
+        assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
+        assert not fetched & {"pytorch_model.bin", "tf_model.h5", "model.onnx"}
+        assert "model.safetensors" in result.stderr or "Fetching" in result.stderr  # progress is shown
+    from gare import GARE
+
+    expected = GARE.from_pretrained(folder).encode_text(["a dog"]).text_TD[0, 0].item()
+    assert float(result.stdout) == pytest.approx(expected, abs=1e-6)
+    # Without a network what was downloaded is enough, and what was not is said to be brought along.
+    again = load("someone/clip", "http://127.0.0.1:9", tmp_path / "cache", client=ENCODE, offline="1")
+    assert again.stdout == result.stdout, again.stderr
+    other = load("someone/other", "http://127.0.0.1:9", tmp_path / "cache", client=ENCODE, offline="1")
+    assert "hf download someone/other --local-dir FOLDER), bring the folder along" in other.stderr
+
+
+def test_a_pickle_on_the_hub_is_left_there(tmp_path):
+    whole = save_family("clip", tmp_path / "whole")
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    for file in whole.iterdir():
+        name = "pytorch_model.bin" if file.suffix == ".safetensors" else file.name
+        (pickled / name).write_bytes(file.read_bytes())
+    repositories = {"someone/pickled": pickled, "someone/converted": pickled}
+    with serving(repositories, {"someone/converted": whole}) as (address, asked):
+        refused = load("someone/pickled", address, tmp_path / "cache", client=ENCODE)
+        assert "no weights of someone/pickled as safetensors" in refused.stderr
+        assert "AutoModel.from_pretrained" in refused.stderr
+        taken = load("someone/converted", address, tmp_path / "cache", client=ENCODE)
+        assert taken.returncode == 0, taken.stderr  # the hub's own converter has put safetensors beside it
+        assert not any(path.endswith(".bin") for path in asked)
+    again = load("someone/converted", "http://127.0.0.1:9", tmp_path / "cache", client=ENCODE, offline="1")
+    assert again.stdout == taken.stdout, again.stderr

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ import torch
 from clips import steady, write_video
 from gare import GARE, GareConfig
 from gare.library.store import open_store
+from servers import HANG_S, wait_until
 from video_tree import COPIES, GOOD, build_tree
+from warm import WarmProcess, run_python
 
 DRIVER = Path(__file__).resolve().parents[1] / "index_driver.py"
 NUM_KILLS = 10
@@ -31,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crashes")
     build_tree(folder / "tree")
     torch.manual_seed(0)
-    config = GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 1}})
+    config = GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1}})
     GARE(config).eval().save_pretrained(folder / "model")
     return folder
 
@@ -40,11 +41,8 @@ State = tuple[dict[str, Any], dict[str, Any]]
 
 
 def drive(task: str, place: Path, library: Path, number: int) -> list[Any]:
-    command = [sys.executable, DRIVER, task, place / "tree", library, place / "model", number]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=240, env=environment
-    )
+    command = [DRIVER, task, place / "tree", library, place / "model", number]
+    result = run_python(list(map(str, command)), timeout=HANG_S)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -99,11 +97,9 @@ def test_two_at_once_make_no_error_and_no_double(place: Path, reference: State) 
     assert_same(state(place / "together"), reference)
 
 
-def gare_index(*arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = [*prefix, sys.executable, "-m", "gare", "index", "--json", *arguments]
-    return subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def gare_index(*arguments: object, prefix: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, sys.executable, "-m", "gare", "index", "--json", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_files_and_folders_that_may_not_be_read(place: Path, tmp_path: Path) -> None:
@@ -119,15 +115,15 @@ def test_files_and_folders_that_may_not_be_read(place: Path, tmp_path: Path) -> 
     write_video(root / "locked.mp4", steady(4)).chmod(0)
     (root / "closed").chmod(0)
     arguments = (root, "--library", tmp_path / "library", "--model", place / "model")
-    output, errors = gare_index(*arguments, prefix=prefix).communicate(timeout=60)
-    report = json.loads(output)
-    assert "Traceback" not in errors
+    first = gare_index(*arguments, prefix=prefix)
+    report = json.loads(first.stdout)
+    assert "Traceback" not in first.stderr
     kinds = {os.path.relpath(failure["path"], root): failure["kind"] for failure in report["failures"]}
     assert kinds == {"closed": "no_permission", "locked.mp4": "no_permission"}
     assert report["new"] == 1
     (root / "closed").chmod(0o755)
     (root / "locked.mp4").chmod(0o644)
-    report = json.loads(gare_index(*arguments, prefix=prefix).communicate(timeout=60)[0])
+    report = json.loads(gare_index(*arguments, prefix=prefix).stdout)
     assert (report["new"], report["changed"], report["failed"], report["unchanged"]) == (1, 1, 0, 1)
 
 
@@ -137,12 +133,22 @@ def test_ctrl_c_keeps_what_is_done(place: Path, tmp_path: Path) -> None:
     content = write_video(root / "0.mp4", steady(20)).read_bytes()
     for number in range(1, 800):  # all different: each ends in a box of its own that players skip
         (root / f"{number}.mp4").write_bytes(content + b"\0\0\0\x0cfree" + number.to_bytes(4))
-    process = gare_index(root, "--library", library, "--model", place / "model", "--workers", 1)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list(library.glob("frames.lance/data/*")):
-        time.sleep(0.05)
+    command = [
+        "gare",
+        "index",
+        "--json",
+        root,
+        "--library",
+        library,
+        "--model",
+        place / "model",
+        "--workers",
+        1,
+    ]
+    process = WarmProcess(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until(lambda: bool(list(library.glob("frames.lance/data/*"))), "the first videos")
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=HANG_S)
     assert "Traceback" not in errors
     report = json.loads(output)
     assert report["interrupted"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 import gare
 from clips import steady, write_video
+from servers import HANG_S
+from warm import WarmProcess
 
 NUM_VIDEOS = 12
 
 INDEXER = """
 import sys, gare
-from gare.library.indexer import IndexOptions
+from gare.library.index.index_run import IndexOptions
 place, folder = sys.argv[1:]
 with gare.Library.open(place) as library:
     report = library.index(folder, options=IndexOptions(num_workers=1, commit_seconds=0.2))
@@ -38,20 +39,19 @@ print(searches)
 """
 
 
-def start(code: str, *arguments: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(code: str, *arguments: Path) -> WarmProcess:
+    return WarmProcess(["-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def end(process: subprocess.Popen[str]) -> int:
-    out, err = process.communicate(timeout=200)
+def end(process: WarmProcess) -> int:
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, err
     return int(out)
 
 
 def test_no_error_and_no_lost_row(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    gare.GARE(gare.GareConfig.load({"backbone": {"family": "tiny"}})).save_pretrained(tmp_path / "model")
+    gare.GARE(gare.GareConfig.load({"encoder": {"name": "tiny"}})).save_pretrained(tmp_path / "model")
     for number in range(NUM_VIDEOS):
         folder = tmp_path / f"videos{number % 2}"
         folder.mkdir(exist_ok=True)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,28 +16,23 @@ import torch
 import gare
 from clips import steady, write_video
 from gare.errors import CheckpointError, LibraryError, QueryError
-from gare.library.audit import audit
-from gare.library.hashing import HashQueue
-from gare.library.indexer import IndexOptions
-from gare.library.search import DEFAULT_CANDIDATES
-from gare.library.walk import FoundFile
+from gare.library.index.content_hash import HashQueue
+from gare.library.index.index_run import IndexOptions
+from gare.library.index.scan import FoundFile
+from gare.library.search.stage1 import DEFAULT_CANDIDATES
+from servers import HANG_S, wait_until
+from warm import WarmProcess
+from warm import run_gare as command
 
 ODD_FOLDER = "odd ["
 ODD_NAME = "b].mp4"
 """Together `[/b]`, which would be taken for the end of something bold, and fail."""
 
-_MAIN = """
-import signal
-from gare.cli.main import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-main()
-"""
-
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    config = {"backbone": {"family": "tiny"}, "temporal": {"num_layers": 1}}
+    config = {"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1}}
     folder = tmp_path_factory.mktemp("model")
     gare.GARE(gare.GareConfig.load(config)).save_pretrained(folder)
     return folder
@@ -60,11 +54,6 @@ def library(model_folder: Path, videos: Path, tmp_path: Path) -> gare.Library:
     library = gare.Library.open(tmp_path / "library", model=model_folder)
     library.index(videos, options=IndexOptions(num_workers=2))
     return library
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "gare", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120)
 
 
 def test_names_are_shown_whole_and_harmless(library: gare.Library, videos: Path) -> None:
@@ -98,16 +87,23 @@ def test_nonsense_gives_a_message(arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in refused.stderr
 
 
-def test_a_library_whose_making_was_cut_short_is_said_and_mended(
-    library: gare.Library, model_folder: Path
-) -> None:
-    """As after a disk that was full."""
-    place = Path(library.store.uri)
-    library.close()
+def test_a_library_whose_making_was_cut_short_is_said_and_mended(model_folder: Path, tmp_path: Path) -> None:
+    """As after a disk that was full: the facts are there, a table is not, and nothing was stored yet."""
+    place = tmp_path / "library"
+    gare.Library.open(place, model=model_folder).close()
     shutil.rmtree(place / "items.lance")
     with pytest.raises(LibraryError, match="run 'gare index' again"):
         gare.Library.open(place, read_only=True)
     assert len(gare.Library.open(place)) == 0
+
+
+def test_a_library_that_lost_its_items_is_not_taken_for_an_empty_one(library: gare.Library) -> None:
+    place = Path(library.store.uri)
+    library.close()
+    shutil.rmtree(place / "items.lance")
+    for read_only in (True, False):
+        with pytest.raises(LibraryError, match=r"items\.lance is gone"):
+            gare.Library.open(place, read_only=read_only)
 
 
 def test_odd_searches_are_refused(library: gare.Library, videos: Path, tmp_path: Path) -> None:
@@ -152,13 +148,13 @@ def test_copies_do_not_spoil_the_audit(model_folder: Path, videos: Path, tmp_pat
         shutil.copy(videos / "v1.mp4", tmp_path / "videos" / f"{number}.mp4")
     library = gare.Library.open(tmp_path / "library", model=model_folder)
     library.index(tmp_path / "videos", options=IndexOptions(num_workers=1))
-    result = audit(library)
+    result = library.audit()
     assert result.ks[0] == 10
     assert result.coverage[0] == result.index_coverage == 1.0
 
 
 def test_an_audit_is_outgrown(library: gare.Library, videos: Path, tmp_path: Path) -> None:
-    few = audit(library).candidates
+    few = library.audit().candidates
     assert library.default_candidates == few < DEFAULT_CANDIDATES
     for number in range(10):
         shutil.copy(videos / "v0.mp4", tmp_path / f"copy {number}.mp4")
@@ -195,27 +191,18 @@ def test_hashing_a_huge_file_stops_when_told(tmp_path: Path) -> None:
         file.truncate(2**36)  # a minute of reading; it takes no room on the disk
     hashes = HashQueue([FoundFile(str(tmp_path / "huge.mp4"), 2**36, 0)])
     (running,) = hashes._running
-    time.sleep(0.2)
-    assert not running.done()
+    wait_until(running.running, "the first bytes")
     hashes.close()
-    running.result(timeout=5)
+    running.result(timeout=HANG_S)
 
 
 def test_ctrl_c_ends_a_watch(library: gare.Library, videos: Path) -> None:
     arguments = ["index", str(videos), "--library", library.store.uri, "--watch", "0.2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with WarmProcess(["gare", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert "unchanged" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "Traceback" not in errors
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +15,14 @@ from clips import steady, write_video
 from gare.data.loader import FrameSource
 from gare.data.manifest import Header, Manifest, Row
 from gare.errors import LibraryError, QueryError
-from gare.evaluate.similarity import score_split
-from gare.library.audit import audit, save_audit
-from gare.library.indexer import IndexOptions
-from gare.library.stage1 import stage1_queries, stage1_vectors
+from gare.evaluate.model_evaluation import score_split
+from gare.library.index.index_run import IndexOptions
+from gare.library.search.query_language import parse_query
+from gare.library.search.search_request import SearchRequest
+from gare.library.search.stage1 import STAGE1_SENTENCES, stage1_queries, stage1_vectors
+from gare.library.search.stage1_audit import save_audit
 from stores import make_rows
+from warm import run_gare as run
 
 NUM_VIDEOS = 24
 QUERIES = ["a dog runs", "two cars", "rain on the sea", "x"]
@@ -32,7 +32,7 @@ QUERIES = ["a dog runs", "two cars", "rain on the sea", "x"]
 def model() -> gare.GARE:
     torch.manual_seed(0)
     config = {
-        "backbone": {"family": "tiny"},
+        "encoder": {"name": "tiny"},
         "temporal": {"num_layers": 1},
         "interaction": {"pooling": "text_conditioned"},
     }
@@ -127,6 +127,13 @@ def test_min_score_top_and_filters(library: gare.Library) -> None:
     assert library.search("rain", where="name:nothing*") == []
 
 
+def test_a_page_is_a_part_of_the_whole_list(library: gare.Library) -> None:
+    for unique in (False, True):
+        whole = SearchRequest(words="rain", top=12, unique=unique, explain=True)
+        page = dataclasses.replace(whole, top=5, offset=4)
+        assert library.searcher.search(page) == library.searcher.search(whole)[4:9]
+
+
 # --- pictures, clips, items ---------------------------------------------------------------------------------
 
 
@@ -187,28 +194,28 @@ def test_stage_1_comes_nearer_to_the_score_than_the_mean_frame(
     library: gare.Library, model: gare.GARE
 ) -> None:
     """The average score over its own sentences is exact, whatever the model."""
-    from gare.library.features import unpack_frames
-    from gare.library.queries import STAGE1_SENTENCES
+    from gare.library.store.stored_frames import unpack_frames
 
     table = library.store.fetch([row["id"] for row in library.items()], ["vectors", "vector"])
     video = unpack_frames(table["vectors"], model.dim, model.device)
     text = model.encode_text(STAGE1_SENTENCES)
-    coarse = stage1_queries(text.text_TD) @ stage1_vectors(model, video).mT
+    approximate = stage1_queries(text.text_TD) @ stage1_vectors(model, video).mT
     exact = model.score(text, video)
-    torch.testing.assert_close(coarse.mean(dim=0), exact.mean(dim=0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(approximate.mean(dim=0), exact.mean(dim=0), atol=1e-5, rtol=0)
     stored = torch.tensor(np.stack(table["vector"].to_numpy()))
     torch.testing.assert_close(stage1_vectors(model, video), stored, atol=5e-3, rtol=0)
 
 
 def test_the_audit_counts_and_sets_the_default(library: gare.Library, tmp_path: Path) -> None:
-    result = audit(library, QUERIES)
+    result = library.audit(QUERIES)
     assert result.num_items == NUM_VIDEOS
     assert (result.ks[-1], result.coverage[-1], result.plain_coverage[-1]) == (NUM_VIDEOS, 1.0, 1.0)
     assert list(result.coverage) == sorted(result.coverage)
     # Worked out again, query by query.
     everything = [library.search(query, top=NUM_VIDEOS, exhaustive=True) for query in QUERIES]
     found = [
-        library.store.search(library.searcher.text_probe(gare_terms(q)).coarse[None], 20)[0] for q in QUERIES
+        library.store.search(library.searcher.encoder.encode_terms(parse_query(q)).stage1_E[None], 20)[0]
+        for q in QUERIES
     ]
     shares = [
         len({h.id for h in exact[:10]} & set(near.ids)) / 10
@@ -220,12 +227,6 @@ def test_the_audit_counts_and_sets_the_default(library: gare.Library, tmp_path: 
     assert json.loads((tmp_path / "audit.json").read_text())["candidates"] == result.candidates
     assert f"**{result.candidates} candidates**" in (tmp_path / "audit.md").read_text()
     assert (tmp_path / "audit.png").stat().st_size > 10_000
-
-
-def gare_terms(query: str):
-    from gare.library.query import parse_query
-
-    return parse_query(query)
 
 
 def test_filters_are_exact_however_few_pass(model: gare.GARE, tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_a_library_remembers_its_model_and_folders(library: gare.Library, videos
 
 def test_another_model_is_refused(library: gare.Library, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    gare.GARE(gare.GareConfig.load({"backbone": {"family": "tiny"}})).save_pretrained(tmp_path)
+    gare.GARE(gare.GareConfig.load({"encoder": {"name": "tiny"}})).save_pretrained(tmp_path)
     with pytest.raises(LibraryError, match="another --library"):
         gare.Library.open(library.store.uri, model=tmp_path)
 
@@ -284,11 +285,6 @@ def test_there_must_be_a_library(tmp_path: Path) -> None:
 
 
 # --- command line -------------------------------------------------------------------------------------------
-
-
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gare", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment})
 
 
 def test_search_from_the_command_line(library: gare.Library, videos: Path, tmp_path: Path) -> None:

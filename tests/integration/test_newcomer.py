@@ -1,26 +1,22 @@
-"""docs/training.md, from a CSV and ten real videos to a model that finds them."""
+"""docs/how-to/train-on-your-videos.md, from a CSV and ten real videos to a model that finds them."""
 
 from __future__ import annotations
 
 import colorsys
-import subprocess
-import sys
 from pathlib import Path
 
 import av
 from PIL import Image
 
 from gare import GARE
+from warm import run_gare
 
-GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["red", "orange", "yellow", "lime", "green", "cyan", "azure", "blue", "violet", "pink"]
 
 
 def run(*arguments: object, cwd: Path) -> str:
-    result = subprocess.run(
-        [GARE_COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=280
-    )
+    result = run_gare(*arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

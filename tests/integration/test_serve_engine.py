@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.datastructures import UploadFile
 
 from gare.errors import QueryError
 from gare.library.library import Library
-from gare.library.query import parse_query
-from gare.serve.batching import Engine, Search
-from gare.serve.decoding import Upload
-from gare.serve.metrics import Metrics
-from gare.serve.options import ServeOptions
+from gare.library.search.search_request import SearchRequest
+from gare.serve.batching import Engine
+from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
-from gare.serve.uploads import Uploads
+from gare.serve.serve_options import ServeOptions
+from gare.serve.upload_decoding import Upload
+from gare.serve.uploads import Uploads, _copy
 from serve_library import COLOURS, Served
+from servers import HANG_S
 
 QUERIES = (*COLOURS, "red ^2 + blue", "green -yellow", "a white ball on pink")
 
@@ -44,8 +49,8 @@ def running(library: Library, **options: int) -> Iterator[Engine]:
         assert not any(thread.is_alive() for thread in engine._threads)
 
 
-def asked(query: str) -> Search:
-    return Search(terms=tuple(parse_query(query)), top=5)
+def asked(query: str) -> SearchRequest:
+    return SearchRequest(words=query, top=5)
 
 
 def broken() -> None:
@@ -62,9 +67,9 @@ def test_a_crowd_is_answered_one_by_one_right(library, max_batch):
         works = []
         for turn in range(12):
             works += [engine.search(asked(query)) for query in QUERIES]
-            works += [engine.search(Search(like=item, top=5)), engine.search(Search(like="nobody"))]
+            works += [engine.search(SearchRequest(like=name, top=5)) for name in (item, "nobody")]
             works += [engine.call(broken), engine.call(lambda turn=turn: turn)]
-        results = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), 120)
+        results = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), HANG_S)
         size = len(QUERIES) + 4
         for turn in range(12):
             *found, near, nobody, failed, number = results[turn * size : (turn + 1) * size]
@@ -85,7 +90,7 @@ def test_those_who_went_away_hold_up_nobody(library):
         for turn in range(20):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(engine.search(asked(f"red {turn}")), 1e-6)
-        assert await asyncio.wait_for(engine.search(asked("red")), 60)
+        assert await asyncio.wait_for(engine.search(asked("red")), HANG_S)
 
     with running(library) as engine:
         asyncio.run(come_and_go(engine))
@@ -99,14 +104,54 @@ def test_known_words_do_not_wait_for_the_encoder(library):
 
     async def both(engine: Engine) -> None:
         await engine.search(asked("lime"))
-        slow = asyncio.ensure_future(engine.call(lambda: (has_it.set(), go_on.wait(60))))
-        await asyncio.to_thread(has_it.wait, 60)
-        assert await asyncio.wait_for(engine.search(asked("lime")), 30)
+        slow = asyncio.ensure_future(engine.call(lambda: (has_it.set(), go_on.wait(HANG_S))))
+        await asyncio.to_thread(has_it.wait, HANG_S)
+        assert await asyncio.wait_for(engine.search(asked("lime")), HANG_S)
         go_on.set()
         await slow
 
     with running(library) as engine:
         asyncio.run(both(engine))
+
+
+def test_those_who_come_together_share_the_encoder_and_the_reading(library, monkeypatch):
+    """However many they are: one call of the text tower, and one reading of what is shown per batch."""
+    calls: Counter[str] = Counter()
+
+    def counted(owner: object, name: str) -> None:
+        function = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            is_shown = name == "fetch" and "times" in arguments[1]
+            calls["show" if is_shown else name] += 1
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    async def crowd(engine: Engine) -> None:
+        searches = [engine.search(asked(f"{query} for the first time")) for query in QUERIES]
+        waiting = asyncio.gather(*searches)
+        await asyncio.sleep(0)
+        engine.start()
+        assert all(await asyncio.wait_for(waiting, 60))
+
+    engine = Engine(library, ServeOptions(), Metrics())
+    library.searcher.encoder.texts.get(["a warm-up"])
+    counted(library.model, "encode_text")
+    counted(library.store, "search")
+    counted(library.store, "fetch")
+    try:
+        asyncio.run(crowd(engine))
+    finally:
+        engine.close()
+    num_batches = sum(bucket.get() for bucket in engine.metrics.batch._buckets)
+    assert num_batches < len(QUERIES)
+    assert calls == {
+        "encode_text": 1,
+        "search": len(QUERIES),
+        "fetch": len(QUERIES),
+        "show": num_batches,
+    }
 
 
 def test_closing_answers_who_waits_and_refuses_who_comes(library):
@@ -118,11 +163,26 @@ def test_closing_answers_who_waits_and_refuses_who_comes(library):
         engine.start()
         with ThreadPoolExecutor(1) as pool:
             await asyncio.get_running_loop().run_in_executor(pool, engine.close)
-        assert all(await asyncio.wait_for(asyncio.gather(*waiting), 60))
+        assert all(await asyncio.wait_for(asyncio.gather(*waiting), HANG_S))
         with pytest.raises(Problem, match="shutting down"):
             await engine.search(asked("red"))
 
     asyncio.run(close_early())
+
+
+def test_uploads_lie_where_nobody_else_looks(library, tmp_path):
+    options = ServeOptions()
+    uploads = Uploads(Engine(library, options, Metrics()), options, Metrics())
+    try:
+        assert uploads._folder.stat().st_mode & 0o077 == 0
+        content = tempfile.TemporaryFile()  # noqa: SIM115 - UploadFile closes it
+        upload = UploadFile(content, filename="x")
+        _copy(upload, uploads._folder / "upload")
+        assert (uploads._folder / "upload").stat().st_mode & 0o077 == 0
+        content.close()
+    finally:
+        uploads.close()
+    assert not uploads._folder.exists()
 
 
 def test_an_upload_whose_time_is_up_does_not_become_the_next_one(library, tmp_path):
@@ -136,7 +196,7 @@ def test_an_upload_whose_time_is_up_does_not_become_the_next_one(library, tmp_pa
             given_up = asyncio.ensure_future(uploads._decode(upload("red")))
             await asyncio.sleep(0.005)  # it is with the process
             given_up.cancel()
-        return await asyncio.wait_for(uploads._decode(upload("blue")), 120)
+        return await asyncio.wait_for(uploads._decode(upload("blue")), HANG_S)
 
     options = ServeOptions(max_uploads=1)
     uploads = Uploads(Engine(library, options, Metrics()), options, Metrics())

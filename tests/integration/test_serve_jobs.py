@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from gare.library.library import Library
-from gare.serve.jobs import JOB_NOTE
+from gare.serve.index_jobs import JOB_NOTE
 from serve_library import Served, make_served, save_tiny_model, write_colour
 from serve_process import ServeProcess
+from servers import HANG_S
 
 NUM_VIDEOS = 30
 
@@ -39,7 +40,7 @@ def empty(tmp_path: Path) -> Served:
 
 
 def events(server: ServeProcess, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    with urllib.request.urlopen(f"{server.url}/api/v1/jobs/{job}/events", timeout=60) as stream:
+    with urllib.request.urlopen(f"{server.url}/api/v1/jobs/{job}/events", timeout=HANG_S) as stream:
         kind = ""
         for line in stream:
             name, _, value = line.decode().strip().partition(": ")
@@ -80,9 +81,7 @@ def test_neither_an_end_in_order_nor_kill_9_loses_anything(many, empty):
     with ServeProcess(empty.library, "--folder", str(many), ready=False) as server:
         job = server.post("/api/v1/jobs", {}).json()["id"]
         next(state for _, state in events(server, job) if state["done"] >= 2)
-        started = time.monotonic()
-        server.interrupt()
-        assert time.monotonic() - started < 20
+        assert server.interrupt() == 0
     with ServeProcess(empty.library, ready=False) as server:  # the folder is part of the order
         resumed = server.get("/api/v1/jobs").json()[0]
         assert (resumed["id"], resumed["resumed"]) == (job, True)
@@ -99,3 +98,34 @@ def test_neither_an_end_in_order_nor_kill_9_loses_anything(many, empty):
         assert server.get("/api/v1/failures").json() == []
     with Library.open(empty.library, read_only=True) as library:
         assert library.store.get_notes()[JOB_NOTE] == ""  # crossed out
+
+
+PASSWORD = "hunter2-hunter2"
+
+
+class Address(str):
+    """An address of a library that is no path; `parent` is where the server's log goes."""
+
+    parent: Path
+
+
+def test_a_job_gets_the_password_of_the_database_and_nobody_sees_it(tmp_path, postgres, new_library):
+    model = save_tiny_model(tmp_path / "model")
+    write_colour(tmp_path / "videos.mp4", 0.1, seconds=2)
+    address = new_library("postgres").replace("//gare@", f"//locked:{PASSWORD}@")
+    with psycopg.connect(postgres.uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE locked SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+        rules = postgres.folder / "pg_hba.conf"
+        rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+        connection.execute("SELECT pg_reload_conf()")
+    Library.open(address, model=model).close()
+    place = Address(address)
+    place.parent = tmp_path
+    with ServeProcess(place, "--folder", str(tmp_path / "videos.mp4")) as server:  # type: ignore[arg-type]
+        folder = server.get("/api/v1/folders").json()[0]["id"]
+        job = server.post("/api/v1/jobs", {"folder": folder}).json()["id"]
+        _, end = list(events(server, job))[-1]
+        assert (end["state"], end["message"]) == ("done", "")
+        for path in (f"/api/v1/jobs/{job}", "/api/v1/info", "/library", "/settings"):
+            assert PASSWORD.encode() not in server.get(path).content
+        assert PASSWORD not in server.log.read_text()

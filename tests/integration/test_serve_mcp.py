@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 from mcp import ClientSession, StdioServerParameters
@@ -29,7 +30,8 @@ def test_an_assistant_searches_and_looks_up(served):
 
 
 async def _talk(library: Path) -> dict:
-    parameters = StdioServerParameters(command=GARE, args=["mcp", "--library", str(library)])
+    arguments = ["mcp", "--library", str(library)]
+    parameters = StdioServerParameters(command=GARE, args=arguments, env=dict(os.environ))
     async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as session:
         await session.initialize()
         tools = await session.list_tools()

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from browser import chromium, serious_violations
 from gare.library.library import Library
 from serve_library import COLOURS, make_served, save_tiny_model
 from serve_process import ServeProcess
+from servers import HANG_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -38,7 +40,7 @@ def page(browser: Browser) -> Iterator[Page]:
     problems: list[str] = []
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(1000 * HANG_S)
     yield opened
     opened.close()
     assert problems == []
@@ -55,30 +57,50 @@ def search(page: Page, words: str) -> list[str]:
     return names(page)
 
 
-def until(page: Page, expression: str, seconds: float = 15) -> None:
+def until(page: Page, expression: str) -> None:
     """Wait for a condition. (Playwright's own way needs `eval`, which the page forbids.)"""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + HANG_S
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(30)
+        page.wait_for_timeout(20)
+
+
+def stop_the_clock(page: Page) -> None:
+    """From now on the page's timers run only when told: `page.clock.run_for(milliseconds)`."""
+    page.clock.pause_at(datetime.now() + timedelta(days=1))
+
+
+def note_times(page: Page) -> None:
+    """Keep where videos play from, as the page sees it: a test that looks later finds them further on."""
+    page.evaluate("""() => {
+        window.times = [];
+        for (const kind of ["seeked", "playing"])
+            document.addEventListener(kind, event => window.times.push(event.target.currentTime), true);
+    }""")
 
 
 # --- searching ---------------------------------------------------------------------------------------------
 
 
 def test_typing_shows_results_and_the_address_remembers(page, server, served):
+    page.clock.install()
     page.goto(server.url)
     assert "Recently added" in page.inner_text("#results")
+    stop_the_clock(page)
     page.keyboard.type("a red ball")  # the box has the focus
-    page.wait_for_selector(".card .heat")
+    page.clock.run_for(200)
+    page.wait_for_selector("#results[aria-busy=false] .card .heat")
     with Library.open(served.library, read_only=True) as library:
         expected = [Path(hit.path).name for hit in library.search("a red ball", top=10)]
     assert names(page) == expected
     assert page.url.endswith("/?q=a+red+ball")
     assert page.title() == "a red ball · gare"
-    page.wait_for_timeout(1300)  # it stood still: a step in the history
-    search(page, "deep blue")
-    page.wait_for_timeout(1300)
+    page.clock.run_for(1300)  # it stood still: a step in the history
+    with page.expect_response(lambda answer: "/results" in answer.url and answer.ok):
+        page.fill("#q", "deep blue")
+        page.clock.run_for(200)
+    page.wait_for_selector("#results[aria-busy=false] .card .heat")
+    page.clock.run_for(1300)
     page.go_back()
     until(page, "document.querySelector('#q').value === 'a red ball'")
     page.wait_for_selector("#results[aria-busy=false]")
@@ -105,17 +127,18 @@ def test_play_from_the_moment(page, server):
     page.goto(f"{server.url}/?q=violet")
     shot = page.locator(".shot").first
     moment = float(shot.get_attribute("data-moment"))
+    note_times(page)
     shot.click()
     page.wait_for_selector("#player[open] video")
-    until(page, f"document.querySelector('#video').currentTime >= {moment}")
-    assert page.evaluate("document.querySelector('#video').currentTime") < moment + 5
+    until(page, "window.times.length > 0")
+    assert moment <= page.evaluate("window.times[0]") < moment + 1
     assert "/watch/" in page.url
     assert page.locator(".why").inner_text().startswith("Why")
     assert page.locator(".rail li").count() == 6
     last = page.locator(".cells button").last
     last.click()
     wanted = float(last.get_attribute("data-time"))
-    until(page, f"Math.abs(document.querySelector('#video').currentTime - {wanted}) < 1.5")
+    until(page, f"window.times.some(time => Math.abs(time - {wanted}) < 1.5)")
     page.go_back()
     page.wait_for_selector("#player:not([open])", state="attached")
     assert page.url.endswith("/?q=violet")
@@ -131,8 +154,9 @@ def test_hovering_plays_a_preview(page, server):
     moment = float(shot.get_attribute("data-moment"))
     shot.hover()
     page.wait_for_selector(".shot video.shown")
-    time_shown = page.evaluate("document.querySelector('.shot video').currentTime")
-    assert moment - 1 <= time_shown <= moment + 4
+    played = "document.querySelector('.shot video').played"
+    until(page, f"{played}.length > 0")
+    assert moment - 1 <= page.evaluate(f"{played}.start(0)") <= moment
     page.mouse.move(5, 5)
     page.wait_for_selector(".shot video", state="detached")
 
@@ -195,12 +219,17 @@ def test_dropping_a_picture_searches_with_it(page, server):
 
 def test_words_typed_during_an_upload_win(page, server):
     page.goto(server.url)
-    page.route("**/search/upload", lambda route: (time.sleep(0.6), route.continue_()))
+    held = []
+    page.route("**/search/upload", lambda route: held.append(route))
     buffer = io.BytesIO()
     Image.new("RGB", (120, 80), "red").save(buffer, "PNG")
     page.set_input_files("#file", {"name": "red.png", "mimeType": "image/png", "buffer": buffer.getvalue()})
     shown = search(page, "violet")
-    page.wait_for_timeout(1500)
+    for route in held:
+        route.continue_()
+    server.get("/api/v1/health")
+    page.wait_for_load_state("networkidle")
+    assert len(held) == 1
     assert names(page) == shown
     assert page.url.endswith("/?q=violet")
     assert page.is_hidden("#query-chip")
@@ -232,12 +261,13 @@ def test_what_comes_late_is_left_out(page, server):
     asked = []
     page.route("**/watch/*/part*", lambda route: asked.append(route))
     page.locator(".shot").first.click()
-    page.wait_for_timeout(300)
-    page.evaluate("history.pushState({}, '', '/?q=pink'); history.back()")  # gone back before it came
-    page.wait_for_timeout(300)
+    while not asked:
+        page.wait_for_timeout(10)
+    with page.expect_response(re.compile("/results")):
+        page.evaluate("history.pushState({}, '', '/?q=pink'); history.back()")  # gone back before it came
     for route in asked:
         route.continue_()
-    page.wait_for_timeout(700)
+    page.wait_for_load_state("networkidle")
     assert len(asked) == 1
     assert not page.evaluate("document.querySelector('#player').open")
     assert "/watch/" not in page.url
@@ -321,7 +351,7 @@ def test_an_empty_library_says_how_to_fill_it(page, tmp_path):
         assert serious_violations(page) == []
         page.click("text=Index a folder")
         page.click("text=Bring everything up to date")
-        until(page, "document.querySelector('#job-state').textContent.startsWith('Done')", 60)
+        until(page, "document.querySelector('#job-state').textContent.startsWith('Done')")
         until(page, "document.querySelector('#num-items').textContent === '1 video'")
         page.wait_for_selector("table")
         assert "notes.mp4" in page.inner_text("table")
@@ -346,6 +376,7 @@ def test_no_sideways_scrolling_on_any_screen(page, server):
         page.goto(server.url + path)
         for width in (320, 360, 390, 600, 820, 1280, 2200):
             page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
             extra = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert page.evaluate(extra) == 0, (path, width)
 
@@ -374,7 +405,7 @@ def test_the_theme_can_be_chosen_and_stays(page, server):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
 
 
-def test_light_and_quick(page, server):
+def test_light(page, server):
     weights: dict[str, int] = {}
 
     def weigh(answer) -> None:
@@ -386,12 +417,23 @@ def test_light_and_quick(page, server):
     page.wait_for_load_state("networkidle")
     assert sum(weights.values()) < 150_000, weights
     assert all(url.startswith(server.url) for url in weights)
-    times = []
-    for words in ("yellow", "yellow sun", "yellow sun over"):
-        started = time.monotonic()
-        search(page, words)
-        times.append(time.monotonic() - started)
-    assert min(times) < 0.3 + 0.16  # from the last key: 160 ms of waiting for the next one, then 300 ms
+
+
+def test_words_typed_in_one_go_are_searched_for_once(page, server):
+    """After a key it waits 160 ms for the next one; `gare bench serve` says how long an answer takes."""
+    page.clock.install()
+    page.goto(server.url)
+    stop_the_clock(page)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/results" in request.url else None)
+    page.keyboard.type("yellow sun")
+    page.clock.run_for(150)
+    page.keyboard.type(" over")
+    page.clock.run_for(159)
+    assert asked == []
+    page.clock.run_for(1)
+    page.wait_for_selector("#results[aria-busy=false] .card .heat")
+    assert [url.partition("?")[2] for url in asked] == ["q=yellow+sun+over"]
 
 
 def test_copying_the_path(browser, server, served):

@@ -15,8 +15,8 @@ import pytest
 
 from gare.errors import LibraryError
 from gare.library.filters import And, DurationBetween, HasTag, InFolder, NameLike, Not, matches
-from gare.library.schema import frame_schema, item_id
-from gare.library.store import Store, lance_search, lance_upkeep, open_store, postgres_upkeep
+from gare.library.store import Store, lance_store, lance_upkeep, open_store, postgres_tables
+from gare.library.store.store_schema import frame_schema, item_id
 from stores import STAMP, make_files, make_rows, read_all
 
 PATHS = [f"/videos/{number % 7}/clip {number:03}.mp4" for number in range(60)]
@@ -284,7 +284,7 @@ def test_maintain_removes_orphans_only_when_they_are_old(filled: Store):
 
 def test_the_index_finds_what_a_full_reading_finds(store: Store, monkeypatch: pytest.MonkeyPatch):
     """With filters at 1 % and 0.1 %, which must be exact, and with rows newer than the index."""
-    for module in (lance_upkeep, postgres_upkeep):
+    for module in (lance_upkeep, postgres_tables):
         monkeypatch.setattr(module, "INDEX_FROM_ROWS", 1000)
     paths = [f"/v/{number}.mp4" for number in range(3000)]
     tags = [[t for t, every in (("percent", 100), ("permille", 1000)) if n % every == 0] for n in range(3000)]
@@ -294,8 +294,8 @@ def test_the_index_finds_what_a_full_reading_finds(store: Store, monkeypatch: py
     assert any("vector index over 3,000" in action for action in stats.actions)
     new, frames = make_rows(["/new.mp4"], vector=[[9.0] * 9])
     store.upsert(new, frames)
-    monkeypatch.setattr(lance_search, "SCAN_MATCHES", 500)
-    monkeypatch.setattr("gare.library.store.postgres.SCAN_MATCHES", 500)
+    monkeypatch.setattr(lance_store, "SCAN_MATCHES", 500)
+    monkeypatch.setattr("gare.library.store.postgres_store.SCAN_MATCHES", 500)
     queries = np.random.default_rng(1).normal(size=(5, 9)).astype(np.float32)
     queries[0] = 1.0
     selective = (HasTag("percent"), HasTag("permille"), DurationBetween(longest=100.0))
@@ -312,5 +312,5 @@ def test_the_index_finds_what_a_full_reading_finds(store: Store, monkeypatch: py
 def test_opening_for_creation_is_refused_when_it_makes_no_sense():
     with pytest.raises(ValueError, match="pass stamp"):
         open_store("/nowhere", create=True)
-    with pytest.raises(LibraryError, match="not mysql"):
+    with pytest.raises(LibraryError, match="no store for mysql://"):
         open_store("mysql://host/db")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from gare.library.filters import matches, parse_filter
+from gare.errors import ConfigError, QueryError
+from gare.library.filters import matches, parse_filter, simplify
 from gare.library.store import Store, open_store
+from query_grammar import Written, deep_filters
 from stores import STAMP, make_rows, read_all
 
 # Quotes, wildcards of three languages, escapes, case pairs that databases fold differently, composed and not.
@@ -103,6 +106,55 @@ def test_a_store_returns_what_the_reference_returns(library: tuple[Store, list[d
     assert {
         name for batch in store.scan(where=where, columns=["id"]) for name in batch["id"].to_pylist()
     } == expected
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(written=deep_filters())
+def test_a_store_returns_what_the_grammar_means(
+    library: tuple[Store, list[dict[str, Any]]], written: Written
+):
+    store, rows = library
+    if store.uri.startswith("s3:"):
+        return  # the same code as a folder, and each count is many requests
+    try:
+        where = simplify(parse_filter(written.text))
+    except (ConfigError, QueryError):
+        reject()
+    assert store.count(where) == sum(matches(written.meaning, row) for row in rows)
+
+
+BOMBS = {
+    "not not not": "not (" * 49 + "tag:zz" + ")" * 49,
+    "brackets": "(" * 50 + "tag:zz" + ")" * 50,
+    "and in or in and": "(tag:zz or (duration:>10 " * 5 + "tag:zz" + "))" * 5,
+    "negated groups": "not (tag:zz not (duration:>10 or " * 5 + "tag:zz" + "))" * 5,
+    "stars": "name:" + "*" * 490,
+    "stars and marks": "name:" + "*?" * 240,
+    "stars and letters": "name:" + "*a" * 240,
+    "long": " or ".join(f"tag:{number}" for number in range(999)) + " or tag:zz",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_deep_and_long_filters_are_answered_at_once(library: tuple[Store, list[dict[str, Any]]], bomb: str):
+    store, rows = library
+    where = parse_filter(BOMBS[bomb])
+    started = time.perf_counter()
+    found = store.count(where)
+    assert time.perf_counter() - started < 20  # without flattening: 2.6 times as long for each of 49 levels
+    assert found == sum(matches(where, row) for row in rows)
+
+
+def test_a_filter_that_stays_deep_is_refused(library: tuple[Store, list[dict[str, Any]]]):
+    where = parse_filter("(tag:a or (tag:b " * 20 + "tag:c" + "))" * 20)
+    store, _ = library
+    for ask in (
+        lambda: store.count(where),
+        lambda: list(store.scan(where=where, columns=["id"])),
+        lambda: store.search(np.ones((1, STAMP.stage1_dim), np.float32), 3, where=where),
+    ):
+        with pytest.raises(QueryError, match="fewer brackets"):
+            ask()
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from gare.errors import LibraryError
-from gare.library.schema import SCHEMA_VERSION
-from gare.library.store import migrations, open_store
+from gare.library.store import open_store, store_schema
+from gare.library.store.store_schema import SCHEMA_VERSION
 from stores import STAMP, make_files, make_rows, read_all
 
 PATHS = ["/a.mp4", "/b.mp4"]
@@ -37,7 +37,10 @@ def make_version_0(folder: Path) -> None:
 
 
 def check_migrated(store: Any) -> None:
-    assert store.repairs == ("the library was brought from format 0 to 1",)
+    assert store.repairs == (
+        "the library was brought from format 0 to 1",
+        "the library was brought from format 1 to 2",
+    )
     assert read_all(store)["path"].to_pylist() == make_rows(PATHS)[0].sort_by("id")["path"].to_pylist()
     ids = read_all(store)["id"].to_pylist()
     assert store.fetch(ids, ["strip", "thumbnail"])["strip"].to_pylist() == [b"", b""]
@@ -62,16 +65,16 @@ def test_a_folder_of_version_0_is_brought_up_to_date(tmp_path: Path):
 
 def test_a_migration_that_was_killed_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_version_0(tmp_path)
-    real = migrations.MIGRATIONS[0]
+    real = store_schema.MIGRATIONS[0]
 
-    def half(store: migrations.Migratable) -> None:
+    def half(store: store_schema.Migratable) -> None:
         store.add_column("files", "split", "whole")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(migrations, "MIGRATIONS", [half])
+    monkeypatch.setattr(store_schema, "MIGRATIONS", [half, store_schema.MIGRATIONS[1]])
     with pytest.raises(KeyboardInterrupt):
         open_store(tmp_path)
-    monkeypatch.setattr(migrations, "MIGRATIONS", [real])
+    monkeypatch.setattr(store_schema, "MIGRATIONS", [real, store_schema.MIGRATIONS[1]])
     check_migrated(open_store(tmp_path))
 
 
@@ -82,6 +85,7 @@ def test_a_database_of_version_0_is_brought_up_to_date(new_library: Any):
     store.record_files(make_files(PATHS))
     store.close()
     with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("ALTER TABLE gare_items DROP COLUMN checksum")
         connection.execute("ALTER TABLE gare_files DROP COLUMN split")
         connection.execute("ALTER TABLE gare_frames DROP COLUMN strip")
         connection.execute("UPDATE gare_facts SET value = '0' WHERE key = 'schema_version'")
@@ -92,5 +96,38 @@ def test_a_database_of_version_0_is_brought_up_to_date(new_library: Any):
     store.close()
 
 
+def test_a_folder_of_version_1_is_read_as_it_is_and_gets_checksums_when_written(tmp_path: Path):
+    open_store(tmp_path, stamp=STAMP, create=True).upsert(*make_rows(PATHS))
+    lance.dataset(str(tmp_path / "items.lance")).drop_columns(["checksum"])
+    facts = lance.dataset(str(tmp_path / "facts.lance"))
+    facts.update({"value": "'1'"}, where="key = 'schema_version'")
+    check_version_1(str(tmp_path))
+
+
+def test_a_database_of_version_1_is_read_as_it_is_and_gets_checksums_when_written(new_library: Any):
+    uri = new_library("postgres")
+    store = open_store(uri, stamp=STAMP, create=True)
+    store.upsert(*make_rows(PATHS))
+    store.close()
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("ALTER TABLE gare_items DROP COLUMN checksum")
+        connection.execute("UPDATE gare_facts SET value = '1' WHERE key = 'schema_version'")
+    check_version_1(uri)
+
+
+def check_version_1(uri: str) -> None:
+    old = open_store(uri, read_only=True)
+    ids = read_all(old, ["id", "checksum"])["id"].to_pylist()
+    for table in (read_all(old, ["id", "checksum"]), old.fetch(ids, ["path", "checksum", "times"])):
+        assert table["checksum"].to_pylist() == ["", ""]
+    old.close()
+    store = open_store(uri)
+    assert store.repairs == ("the library was brought from format 1 to 2",)
+    assert store.fetch(ids, ["checksum"])["checksum"].to_pylist() == ["", ""]
+    store.upsert(*make_rows(PATHS))
+    assert all(store.fetch(ids, ["checksum"])["checksum"].to_pylist())
+    store.close()
+
+
 def test_there_is_a_step_from_every_version():
-    assert len(migrations.MIGRATIONS) == SCHEMA_VERSION
+    assert len(store_schema.MIGRATIONS) == SCHEMA_VERSION

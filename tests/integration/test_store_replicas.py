@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gare.library.schema import item_id
 from gare.library.store import open_store
+from gare.library.store.store_schema import item_id
 from servers import Postgres, SeaweedFS, kill_hard, server_folder, wait_until
 from stores import STAMP, make_rows, read_all
 

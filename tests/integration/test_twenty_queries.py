@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gare
-from gare.library.sample import make_sample
+from gare.library.sample_videos import make_sample
 
 ENOUGH = 16  # the goal; the weights find 18, and one may tip over on another processor
 QUERIES = {

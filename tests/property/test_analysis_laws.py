@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from features import random_psi, random_text, random_video
+from features import random_text, random_video, randomise
 from gare import GARE, GareConfig
-from gare.analysis.coverage import coverage_curve, depths_of_top
-from gare.analysis.gradients import autograd_difference, cancellation, increment_gradients, text_pulls
-from gare.analysis.pairs import PairVectors, pair_geometry, pair_vectors, products_of, split_products
-from gare.analysis.trust import compare_direction, infonce
+from gare.analysis.pair_gradients import cancellation, increment_gradients, infonce, text_pulls
+from gare.analysis.pairs import PairVectors, pair_geometry, products_of, split_products
+from gare.analysis.probes.coverage_probe import coverage_curve, depths_of_top
+from gare.analysis.probes.tension_probe import autograd_difference
+from gare.analysis.probes.trust_region_probe import compare_direction
 
 SIDES = st.sampled_from(["text", "video"])
 SEEDS = st.integers(0, 2**31 - 1)
@@ -73,9 +74,9 @@ def test_the_coupled_step_promises_descent_and_its_beginning_descends(seed, side
 
 def small_model(**interaction: str) -> GARE:
     torch.manual_seed(0)
-    values = {"backbone": {"family": "tiny"}, "temporal": {"num_layers": 0}, "interaction": interaction}
+    values = {"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}, "interaction": interaction}
     model = GARE(GareConfig.load(values)).eval()
-    model.increment_net = random_psi(torch.Generator().manual_seed(3), 16)
+    randomise(model.interaction, torch.Generator().manual_seed(3))
     return model
 
 
@@ -86,7 +87,7 @@ def test_split_geometry_equals_that_of_the_vectors(side, context, pooling):
     model = small_model(corrected_side=side, context=context, pooling=pooling)
     generator = torch.Generator().manual_seed(4)
     text, video = random_text(generator, 5, 4, 16), random_video(generator, 5, 3, 16)
-    dense = pair_geometry(products_of(pair_vectors(model, text, video)))
+    dense = pair_geometry(products_of(model.interaction.pair_vectors(text, video)))
     factored = pair_geometry(split_products(model, text, video))
     for field in fields(dense):
         torch.testing.assert_close(
@@ -97,16 +98,16 @@ def test_split_geometry_equals_that_of_the_vectors(side, context, pooling):
 
 def test_split_geometry_of_cross_attention_pooling():
     values = {
-        "backbone": {"family": "tiny"},
+        "encoder": {"name": "tiny"},
         "temporal": {"num_layers": 0},
         "increment": {"enabled": False},
-        "interaction": {"pooling": "cross_attention"},
+        "interaction": {"name": "xpool"},
     }
     torch.manual_seed(0)
     model = GARE(GareConfig.load(values)).eval()
     generator = torch.Generator().manual_seed(4)
     text, video = random_text(generator, 4, 4, 16), random_video(generator, 4, 3, 16)
-    vectors = pair_vectors(model, text, video)
+    vectors = model.interaction.pair_vectors(text, video)
     scores = model.double().score(text, video)
     torch.testing.assert_close(pair_geometry(products_of(vectors)).cosine, scores, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(pair_geometry(split_products(model, text, video)).cosine, scores)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clips import read_number, steady, write_video
+from gare.data.frame_sampling import Sampling, sample_indices, sample_times
 from gare.data.loader import CaptionChoice, Draw, PairSampler
 from gare.data.manifest import Header, Manifest, Row
-from gare.data.sampling import Sampling, sample_indices, sample_times
 from gare.data.video import read_clip
 from gare.errors import VideoError, VideoProblem
 

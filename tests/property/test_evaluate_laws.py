@@ -18,7 +18,7 @@ from gare.evaluate import (
     ranks_of_targets,
     retrieval_metrics,
 )
-from gare.evaluate.metrics import recall_at
+from gare.evaluate.rank_metrics import recall_at
 
 FAIR_POLICIES = ("optimistic", "average", "pessimistic")
 

@@ -8,31 +8,42 @@ import math
 import pytest
 import torch
 
-from features import random_psi, random_text, random_video
+from features import random_text, random_video, randomise
 from gare import GARE, GareConfig
-from gare.analysis.bottleneck import (
+from gare.analysis.distributions import PairSpread, Spread, histograms
+from gare.analysis.pair_gradients import cancellation, compare_step, increment_gradients, text_pulls
+from gare.analysis.pairs import PairVectors, pair_geometry, products_of
+from gare.analysis.probes.bottleneck_probe import (
     effective_dimension,
     gather_moments,
     kl_per_video,
     logistic_regression,
     match_information,
 )
-from gare.analysis.coverage import coverage_curve, depths_of_top, gallery_coverage
-from gare.analysis.dynamics import by_kind, describe_step, read_probe
-from gare.analysis.flops import PAPER_GFLOP, Transformer, clip_macs, count_flops, paper_table, psi_macs
-from gare.analysis.geometry import separability, shared_space
-from gare.analysis.gradients import DimensionStatistics, cancellation, increment_gradients, text_pulls
-from gare.analysis.measure_pairs import step_summary, tension_of
-from gare.analysis.measure_rest import curve_summary
-from gare.analysis.negatives import examples, false_negatives, forgiven_recall, hard_negatives
-from gare.analysis.pairs import PairVectors, pair_geometry, products_of
-from gare.analysis.statistics import PairSpread, Spread, histograms
-from gare.analysis.study import View
-from gare.analysis.subject import Subject
-from gare.analysis.timing import PeakMemory, measure_costs
-from gare.analysis.trust import compare_direction, compare_step
+from gare.analysis.probes.coverage_probe import coverage_curve, depths_of_top, gallery_coverage
+from gare.analysis.probes.dynamics_probe import curve_summary
+from gare.analysis.probes.efficiency_probe import (
+    PAPER_GFLOP,
+    PeakMemory,
+    Transformer,
+    clip_macs,
+    count_flops,
+    measure_costs,
+    paper_table,
+)
+from gare.analysis.probes.geometry_probe import separability, shared_space
+from gare.analysis.probes.hard_negatives_probe import (
+    examples,
+    false_negatives,
+    forgiven_recall,
+    hard_negatives,
+)
+from gare.analysis.probes.tension_probe import DimensionStatistics, tension_of
+from gare.analysis.probes.trust_region_probe import compare_direction, step_summary
+from gare.analysis.study import Subject, View
+from gare.analysis.training_probe import by_kind, describe_step, read_records
 from gare.errors import EvaluationError
-from gare.model import IncrementNet
+from gare.interaction.increment_net import IncrementNet, multiply_adds
 from gare.objective import kl_bottleneck, symmetric_infonce
 from gare.theory.trust_region import uncoupled_step
 
@@ -96,9 +107,9 @@ def test_tension_of_a_model_is_what_autograd_gives(side):
 
 def small_gare(side):
     torch.manual_seed(0)
-    values = {"backbone": {"family": "tiny"}, "temporal": {"num_layers": 0}}
+    values = {"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}}
     model = GARE(GareConfig.load(values | {"interaction": {"corrected_side": side}})).eval()
-    model.increment_net = random_psi(torch.Generator().manual_seed(3), 16)
+    randomise(model.interaction, torch.Generator().manual_seed(3))
     return model
 
 
@@ -192,7 +203,7 @@ def test_record_of_a_step():
 
 def test_records_become_columns(tmp_path):
     (tmp_path / "probe.jsonl").write_text('{"step": 0, "a": 1}\n{"step": 3}\n')
-    found = read_probe(tmp_path)
+    found = read_records(tmp_path)
     assert found["step"] == [0, 3]
     assert found["a"][0] == 1
     assert math.isnan(found["a"][1])
@@ -200,7 +211,7 @@ def test_records_become_columns(tmp_path):
 
 def test_a_record_cut_off_by_a_kill_is_left_out(tmp_path):
     (tmp_path / "probe.jsonl").write_text('{"step": 0, "a": 1}\n{"step": 3, "a"')
-    assert read_probe(tmp_path) == {"a": [1], "step": [0]}
+    assert read_records(tmp_path) == {"a": [1], "step": [0]}
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "--probe"), ("", "empty"), ("[]\n", "line 1")])
@@ -208,7 +219,7 @@ def test_records_that_are_not_there(tmp_path, content, message):
     if content is not None:
         (tmp_path / "probe.jsonl").write_text(content)
     with pytest.raises(EvaluationError, match=message):
-        read_probe(tmp_path)
+        read_records(tmp_path)
 
 
 def test_curve_that_falls_and_rises():
@@ -277,12 +288,12 @@ def test_counted_operations_of_psi_are_the_closed_form():
     psi, mask = IncrementNet(16).eval(), torch.ones(5, 3, dtype=torch.bool)
     with FlopCounterMode(display=False) as counter:
         psi(torch.zeros(5, 4, 16), torch.zeros(5, 3, 16), mask)
-    assert counter.get_total_flops() == 2 * psi_macs(16, texts=4, videos=5, frames=3)
+    assert counter.get_total_flops() == 2 * multiply_adds(16, pairs=20, owners=5, tokens=3)
 
 
 def test_psi_by_hand():
     """One text, one video, two frames, D = 3: four maps for the pair, two for each frame, two products."""
-    assert psi_macs(3, texts=1, videos=1, frames=2) == 4 * 9 + 2 * 2 * 9 + 2 * 2 * 3
+    assert multiply_adds(3, pairs=1, owners=1, tokens=2) == 4 * 9 + 2 * 2 * 9 + 2 * 2 * 3
 
 
 def test_where_the_paper_counts_what():

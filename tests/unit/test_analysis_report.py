@@ -8,16 +8,19 @@ import pytest
 import torch
 
 from gare import ObjectiveConfig
-from gare.analysis.ablations import read_ablation
-from gare.analysis.claims import judge_claims
-from gare.analysis.figures.thumbnails import example_picture
-from gare.analysis.figures.training import TERMS, draw_ablations
-from gare.analysis.measure_rest import thumbnail_name
-from gare.analysis.probes import PROBES, choose_probes
-from gare.analysis.store import Numbers, NumberStore
-from gare.analysis.style import save_picture
-from gare.errors import EvaluationError
+from gare.analysis import analysis_run
+from gare.analysis.numbers import Numbers, NumberStore
+from gare.analysis.presentation import save_picture
+from gare.analysis.probes import PROBES
+from gare.analysis.probes.ablations_probe import ablation_picture, read_ablation
+from gare.analysis.probes.dynamics_probe import TERMS
+from gare.analysis.probes.hard_negatives_probe import example_picture, thumbnail_name
+from gare.errors import ConfigError, EvaluationError
 from gare.objective import term_weights
+
+
+def judge_claims(numbers, reasons=None):
+    return analysis_run.judge_claims({name: PROBES[name]() for name in PROBES}, numbers, reasons)
 
 
 def ablation_table(names):
@@ -40,7 +43,8 @@ def test_ablation_rows_with_numbers_are_put_in_order(tmp_path):
 
 def test_the_caption_of_an_ablation_has_its_numbers(tmp_path):
     (tmp_path / "table.json").write_text(json.dumps(ablation_table(["alpha 2", "alpha 1"])))
-    (picture,) = draw_ablations(Numbers.of({"figures": [read_ablation(tmp_path)]}))
+    (table,) = Numbers.of({"figures": [read_ablation(tmp_path)]}).values["figures"]
+    picture = ablation_picture(table)
     assert "alpha 1 50.0; alpha 2 50.0" in picture.caption
 
 
@@ -147,6 +151,7 @@ def test_claims_are_judged_by_their_numbers():
 
 
 def test_probes_are_chosen_by_name():
-    assert [probe.name for probe in choose_probes("")] == list(PROBES)
-    with pytest.raises(EvaluationError, match="tension"):
-        choose_probes("tensions")
+    assert analysis_run.chosen(PROBES, []) == list(PROBES)
+    assert analysis_run.chosen(PROBES, ["coverage", "tension"]) == ["tension", "coverage"]
+    with pytest.raises(ConfigError, match="no probe 'tensions'; there are: tension, geometry"):
+        analysis_run.chosen(PROBES, ["tensions"])

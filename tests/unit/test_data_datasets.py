@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gare.data.datasets import READERS, read_dataset
+from gare.data.datasets import DATASETS, read_dataset
 from gare.data.manifest import Counts
-from gare.errors import DataError
+from gare.errors import ConfigError, DataError
 
 REAL = [
     ("msrvtt-9k", "annotations/msrvtt", None, {"train": (9_000, 180_000), "test": (1_000, 1_000)}),
@@ -230,7 +230,7 @@ def test_your_own_csv(tmp_path: Path) -> None:
 def test_the_documentation_names_every_dataset_and_its_counts() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
     named = set(re.findall(r"gare data prepare ([\w-]+)", text))
-    assert named | {"msrvtt"} == set(READERS)
+    assert named | {"msrvtt"} == set(DATASETS)
     for _, _, _, counts in REAL:
         for videos, captions in counts.values():
             assert f"{videos:,}" in text
@@ -238,7 +238,7 @@ def test_the_documentation_names_every_dataset_and_its_counts() -> None:
 
 
 def test_a_wrong_name_lists_the_right_ones(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=", ".join(READERS)):
+    with pytest.raises(ConfigError, match=", ".join(DATASETS)):
         read_dataset("msrvt", tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
         read_dataset("msvd", tmp_path / "none")

@@ -7,11 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
+from gare.data.colour_jitter import ColourJitter, draw_colour_jitter, jitter_colours
 from gare.data.randaugment import _OPERATIONS, rand_augment
-from gare.data.recolour import Recolouring, draw_recolouring, recolour
-from gare.data.transforms import Augmentation, augment, normalise, to_bytes, to_pixels
+from gare.data.transforms import Augmentation, augment, to_bytes
+from gare.encoders.encoder import ImageFormat
 
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+def to_pixels(images: list[Image.Image], size: int) -> torch.Tensor:
+    return ImageFormat(size, MEAN, STD).normalise(to_bytes(images, size))
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -22,7 +27,7 @@ def gradient(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("size", [(320, 240), (240, 320), (64, 64), (50, 400), (225, 224)])
 def test_short_side_and_centre_crop(size: tuple[int, int]) -> None:
-    pixels_FCHW = to_pixels([gradient(*size), gradient(*size)], 224, MEAN, STD)
+    pixels_FCHW = to_pixels([gradient(*size), gradient(*size)], 224)
     assert pixels_FCHW.shape == (2, 3, 224, 224)
     assert pixels_FCHW.dtype == torch.float32
     centre = to_bytes([gradient(*size)], 224)[0, :2, 111:113, 111:113].float().mean()
@@ -46,7 +51,7 @@ def test_one_step_equals_resize_then_crop(size: tuple[int, int]) -> None:
 def test_numbers_are_those_of_the_definition() -> None:
     image = gradient(64, 64)
     expected = (np.asarray(image) / 255 - np.array(MEAN)) / np.array(STD)
-    actual = to_pixels([image], 64, MEAN, STD)[0].permute(1, 2, 0)
+    actual = to_pixels([image], 64)[0].permute(1, 2, 0)
     torch.testing.assert_close(actual, torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-5)
 
 
@@ -58,7 +63,7 @@ def test_large_images_are_antialiased() -> None:
 
 def test_normalise_leaves_its_input_alone() -> None:
     batch_VFCHW = torch.full((2, 3, 3, 4, 4), 255, dtype=torch.uint8)
-    assert normalise(batch_VFCHW, (0.5,) * 3, (0.5,) * 3).unique().tolist() == [1.0]
+    assert ImageFormat(4, (0.5,) * 3, (0.5,) * 3).normalise(batch_VFCHW).unique().tolist() == [1.0]
     assert batch_VFCHW.unique().tolist() == [255]
 
 
@@ -92,17 +97,17 @@ def test_every_randaugment_operation_keeps_size_and_mode() -> None:
     assert not np.array_equal(strong[0], image)
 
 
-def test_recolouring_does_what_it_says() -> None:
+def test_colour_jitter_does_what_it_says() -> None:
     clips = torch.randint(0, 256, (3, 2, 3, 20, 40), dtype=torch.uint8)
-    same = Recolouring(1, 1, 1, 0, 0, 0, 0)
-    assert torch.equal(recolour(clips, torch.tensor([same] * 3)), clips)
-    grey, dark, hidden = recolour(
+    same = ColourJitter(1, 1, 1, 0, 0, 0, 0)
+    assert torch.equal(jitter_colours(clips, torch.tensor([same] * 3)), clips)
+    grey, dark, hidden = jitter_colours(
         clips,
         torch.tensor(
             [
                 same._replace(saturation=0),
                 same._replace(brightness=0.5),
-                Recolouring(1, 1, 1, 0.25, 0.5, 0.5, 1),
+                ColourJitter(1, 1, 1, 0.25, 0.5, 0.5, 1),
             ]
         ),
     )
@@ -114,8 +119,8 @@ def test_recolouring_does_what_it_says() -> None:
     assert torch.equal(hidden[:, :, is_kept], clips[2][:, :, is_kept])
 
 
-def test_recolourings_vary_and_now_and_then_hide_a_patch() -> None:
-    draws = [draw_recolouring(torch.Generator().manual_seed(seed)) for seed in range(400)]
+def test_jitters_vary_and_now_and_then_hide_a_patch() -> None:
+    draws = [draw_colour_jitter(torch.Generator().manual_seed(seed)) for seed in range(400)]
     assert all(0.6 <= draw.brightness <= 1.4 and 0 <= draw.left <= draw.right <= 1 for draw in draws)
     assert 0.05 < sum(draw.saturation == 0 for draw in draws) / 400 < 0.15
     assert 0.2 < sum(draw.right > draw.left for draw in draws) / 400 < 0.3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gare.evaluate import ranks as ranks_module
+from gare.evaluate import rank_metrics as ranks_module
 from gare.evaluate import ranks_of_targets, retrieval_metrics
-from gare.evaluate.metrics import recall_at
+from gare.evaluate.rank_metrics import recall_at
 
 TIED = torch.tensor([[0.5, 0.5, 0.9, 0.5], [0.1, 0.7, 0.7, 0.2], [0.0, 0.1, 0.2, 0.1]])
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from gare import __version__
-from gare.cli.compare import compare
+from gare.cli.compare_command import compare
 from gare.errors import EvaluationError, GareError
 from gare.evaluate import (
     EvaluationResult,

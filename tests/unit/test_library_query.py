@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gare.errors import QueryError
-from gare.library.query import UNWANTED, Term, parse_query
+from gare.library.search.query_language import UNWANTED, Term, parse_query
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from features import all_interactions
+from features import every_interaction, short
 from gare import GARE, GareConfig, ObjectiveConfig, TextFeatures, VideoFeatures
 from gare.errors import CheckpointError, VideoError
 from gare.objective import training_loss
@@ -18,7 +18,7 @@ TEXTS = ["a dog catches a frisbee", "rain on a window", "two people cook"]
 
 def tiny(**settings):
     torch.manual_seed(0)
-    return GARE(GareConfig.load({"backbone": {"family": "tiny"}, "temporal": {"num_layers": 1}, **settings}))
+    return GARE(GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1}, **settings}))
 
 
 def features(model, num_videos=3):
@@ -26,24 +26,21 @@ def features(model, num_videos=3):
     pixels = torch.randn(num_videos, 4, 3, 32, 32, generator=generator)
     mask = torch.ones(num_videos, 4, dtype=torch.bool)
     mask[0, 2:] = False
-    ids, words = model.backbone.tokenize((TEXTS * num_videos)[:num_videos])
+    ids, words = model.encoder.tokenize((TEXTS * num_videos)[:num_videos])
     return model.text_features(ids, words), model.video_features(pixels, mask)
 
 
-@pytest.mark.parametrize("increment", [{"enabled": False}, {"num_heads": 1}, {"num_heads": 4}], ids=str)
-@pytest.mark.parametrize("interaction", all_interactions(), ids=str)
-def test_every_axis_trains_and_evaluates(interaction, increment):
-    """One training step reaches every parameter, and both scoring methods agree afterwards."""
-    from dataclasses import asdict
-
-    model = tiny(
-        interaction=asdict(interaction), increment=increment, temperature={"learnable": True}
-    ).train()
+@pytest.mark.parametrize("config", every_interaction(), ids=short)
+def test_every_interaction_trains_and_evaluates_on_every_axis(config):
+    """A step with its paper's terms reaches every parameter, and both scoring methods agree afterwards."""
+    model = tiny(interaction=config.to_values(), temperature={"learnable": True}).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    pairs = model.score_pairs(*features(model))
-    training_loss(pairs, model.logit_scale, ObjectiveConfig()).total.backward()
-    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert without == []
+    text, video = features(model)
+    pairs = model.score_pairs(text, video)
+    objective = ObjectiveConfig(dict(model.interaction.published_terms))
+    training_loss(pairs, model.logit_scale, objective, text=text, video=video).total.backward()
+    without = [name for name, x in model.named_parameters() if x.requires_grad and x.grad is None]
+    assert without == (["log_logit_scale"] if pairs.are_logits else [])
     optimizer.step()
     model.eval()
     with torch.no_grad():
@@ -53,11 +50,11 @@ def test_every_axis_trains_and_evaluates(interaction, increment):
         torch.testing.assert_close(model.score_pairs(text, video).scores_TV, dense)
 
 
-def test_the_width_follows_the_backbone():
+def test_the_width_follows_the_encoder():
     for dim in (16, 24):
-        model = tiny(backbone={"family": "tiny", "dim": dim})
+        model = tiny(encoder={"name": "tiny", "dim": dim})
         assert model.dim == dim
-        assert model.increment_net.query.weight.shape == (dim, dim)
+        assert model.interaction.increment_net.query.weight.shape == (dim, dim)
 
 
 def test_a_video_is_a_path_or_a_list_of_images(tiny_model, tmp_path):
@@ -98,7 +95,7 @@ def test_dropout_is_never_ignored_quietly():
     assert model.score(text, video).shape == (3, 3)  # auto falls back to dense
 
 
-@pytest.mark.parametrize("settings", [{}, {"preset": "released"}, {"increment": {"enabled": False}}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"preset": "released"}, {"interaction": {"name": "mean"}}], ids=str)
 def test_saved_models_come_back_the_same(tmp_path, settings):
     model = tiny(**settings).eval()
     model.save_pretrained(tmp_path / "model")
@@ -135,13 +132,15 @@ def test_files_that_are_no_model_say_what_to_do(tmp_path, tiny_model):
     spoil(surprise=1)
     with pytest.raises(CheckpointError, match="unknown key 'surprise'"):
         GARE.from_pretrained(folder)
-    spoil(backbone={"family": "tiny", "dim": 8})
+    spoil(encoder={"name": "tiny", "dim": 8})
     with pytest.raises(
-        CheckpointError, match=r"do not fit its config: \d+ of another shape \(first: backbone"
+        CheckpointError, match=r"do not fit its config: \d+ of another shape \(first: encoder"
     ):
         GARE.from_pretrained(folder)
-    spoil(increment={"enabled": False})
-    with pytest.raises(CheckpointError, match=r"18 unexpected \(first: increment_net\.key\.bias\)"):
+    spoil(interaction={"name": "mean"})
+    with pytest.raises(
+        CheckpointError, match=r"18 unexpected \(first: interaction\.increment_net\.key\.bias\)"
+    ):
         GARE.from_pretrained(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not a GARE model that this version can read"):
@@ -185,8 +184,8 @@ def test_bad_features_are_refused_before_they_are_scored(tiny_model):
         tiny_model.score(*vectors(), text_block=-1)
     with pytest.raises(ValueError, match="score cards are for method 'factored'"):
         tiny_model.score(text, tiny_model.score_cards(vectors()[1]), method="dense")
-    with pytest.raises(ValueError, match="the baseline has no increments"):
-        tiny(increment={"enabled": False}).radii(*vectors())
+    with pytest.raises(ValueError, match="the interaction 'mean' has no increments; 'gare' has"):
+        tiny(interaction={"name": "mean"}).radii(*vectors())
 
 
 def test_nan_is_refused_wherever_it_would_reach_a_score():
@@ -214,8 +213,8 @@ def test_cards_of_another_model_are_refused():
     text, video = vectors()
     model = tiny().eval()
     for other in (
-        tiny(increment={"enabled": False}),
-        tiny(increment={"num_heads": 2}),
+        tiny(interaction={"name": "mean"}),
+        tiny(interaction={"num_heads": 2}),
         tiny(interaction={"pooling": "text_conditioned"}),
     ):
         with pytest.raises(ValueError, match="made by a model with other settings"):
@@ -226,12 +225,12 @@ def test_cards_of_another_model_are_refused():
 
 def test_gradients_flow_as_everywhere_in_torch():
     text, video = vectors()
-    model = tiny(increment={"dropout": 0.0}).eval()
+    model = tiny(interaction={"dropout": 0.0}).eval()
     found = []
     for method in ("dense", "factored"):
         model.zero_grad()
         model.score(text, video, method=method).sum().backward()
-        found.append(model.increment_net.value.weight.grad)
+        found.append(model.interaction.increment_net.value.weight.grad)
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
     assert not model.score_cards(video).increment.atom_OAD.requires_grad  # kept, so without a graph
 
@@ -248,12 +247,16 @@ def test_bad_inputs_to_the_towers_are_refused(tiny_model, tmp_path):
         tiny_model.encode_text([3])
     with pytest.raises(ValueError, match=r"for a single image pass \[\[image\]\]"):
         tiny_model.encode_video([Image.new("RGB", (8, 8))])
-    with pytest.raises(ValueError, match="not bytes"):
+    with pytest.raises(ValueError, match="not bytes: encode_frames takes bytes"):
         tiny_model.video_features(torch.zeros(1, 1, 3, 32, 32, dtype=torch.uint8), torch.ones(1, 1))
+    with pytest.raises(
+        ValueError, match=r"frames must be bytes, got torch\.float32; video_features takes floats"
+    ):
+        tiny_model.encode_frames(torch.zeros(1, 1, 3, 32, 32), torch.ones(1, 1))
     with pytest.raises(ValueError, match="whole numbers"):
         tiny_model.text_features(torch.zeros(1, 2), torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"GareConfig\.load"):
-        GARE({"backbone": {"family": "tiny"}})
+        GARE({"encoder": {"name": "tiny"}})
     with pytest.raises(ValueError, match=r"for a single one pass \['a dog'\]"):
         tiny_model.encode_text("a dog")
     with pytest.raises(ValueError, match="at least one text"):
@@ -299,12 +302,12 @@ def test_features_of_the_wrong_shape_are_refused(build, message):
 def test_the_image_tower_sees_real_frames_only(mask_frames, encoded):
     model = tiny(interaction={"mask_frames": mask_frames}).eval()
     shown = []
-    tower = model.backbone.image_features
-    model.backbone.image_features = lambda pixels: shown.append(len(pixels)) or tower(pixels)
+    tower = model.encoder.image_features
+    model.encoder.image_features = lambda pixels: shown.append(len(pixels)) or tower(pixels)
     pixels, mask = torch.randn(2, 4, 3, 32, 32), torch.tensor([[0, 1, 0, 0], [1, 1, 1, 1]]).bool()
     video = model.video_features(pixels, mask)
     assert shown == [encoded]  # the released code lets padding take part, so there it is encoded
-    everything = model.backbone.encode_images(pixels.flatten(0, 1)).unflatten(0, mask.shape)
+    everything = model.encoder.encode_images(pixels.flatten(0, 1)).unflatten(0, mask.shape)
     if mask_frames:
         everything = everything.masked_fill(~mask[..., None], 0)
     if model.temporal is not None:
@@ -322,3 +325,30 @@ def test_padded_pixels_of_any_content_change_nothing():
         other = pixels.clone()
         other[0, 2:] = content
         torch.testing.assert_close(model.score(text, model.video_features(other, mask)), expected)
+
+
+@torch.no_grad()
+def test_bytes_and_pixels_and_cached_features_are_one_way():
+    """`encode_frames` normalises for `video_features`; a cache of `encoder.encode_frames` gives the same."""
+    model = tiny().eval()
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(256, (2, 4, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    expected = model.video_features(model.encoder.image_format.normalise(frames), mask)
+    actual = model.encode_frames(frames, mask)
+    torch.testing.assert_close(actual.frames_VFD, expected.frames_VFD)
+    assert torch.equal(actual.mask_VF, mask)
+    cached = model.encoder.encode_frames(frames.flatten(0, 1)).unflatten(0, mask.shape)
+    again = model.video_features_from_cache(cached, mask)
+    torch.testing.assert_close(again.frames_VFD[mask], expected.frames_VFD[mask])
+
+
+@pytest.mark.parametrize("size", [10**12, 10**18, 10**30])
+def test_settings_of_a_model_that_no_memory_holds_are_refused_by_name(tiny_model, tmp_path, size):
+    tiny_model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    config = json.loads(path.read_text())
+    config["encoder"]["vocabulary"] = size
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"config\.json describe a model that does not fit into memory"):
+        GARE.from_pretrained(tmp_path / "model")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from gare import ObjectiveConfig, PairScores
+from gare.errors import ConfigError
 from gare.objective import (
     direction_diversity,
     distillation,
@@ -113,7 +115,16 @@ def test_distillation_against_torch_distributions():
 
 
 def test_the_total_is_the_weighted_sum_of_the_raw_terms():
-    config = ObjectiveConfig(kl_weight=0.3, radius_weight=0.2, diversity_weight=0.1, teacher_weight=0.4)
+    config = ObjectiveConfig.load(
+        {
+            "terms": {
+                "kl": {"weight": 0.3},
+                "radius": {"weight": 0.2},
+                "direction": {"weight": 0.1},
+                "teacher": {"weight": 0.4},
+            }
+        }
+    )
     increment = torch.randn(4, 4, 8)
     pairs = PairScores(torch.randn(4, 4), increment)
     teacher = torch.randn(4, 4)
@@ -133,9 +144,8 @@ def test_the_total_is_the_weighted_sum_of_the_raw_terms():
 def test_variants_and_same_video_reach_the_terms():
     pairs = PairScores(torch.randn(4, 4), torch.randn(4, 4, 8))
     twins = torch.tensor([0, 1, 0, 2])
-    config = ObjectiveConfig(
-        radius_variant="lse", diversity_variant="orthogonal", kl_anchor="text", kl_prior_std=3
-    )
+    changes = {"radius": {"variant": "lse"}, "direction": {"variant": "orthogonal"}}
+    config = ObjectiveConfig.load({"terms": {**changes, "kl": {"anchor": "text", "prior_std": 3}}})
     terms = training_loss(pairs, 5.0, config, video_index=twins).terms
     radius = pairs.increment_TVD.norm(dim=-1)
     torch.testing.assert_close(
@@ -146,7 +156,7 @@ def test_variants_and_same_video_reach_the_terms():
     torch.testing.assert_close(
         terms["direction"], direction_diversity(pairs.increment_TVD, variant="orthogonal")
     )
-    released = training_loss(pairs, 5.0, ObjectiveConfig(same_video="released"), video_index=twins)
+    released = training_loss(pairs, 5.0, ObjectiveConfig.load({"preset": "released"}), video_index=twins)
     torch.testing.assert_close(released.terms["contrastive"], symmetric_infonce(pairs.scores_TV, 5.0))
 
 
@@ -167,7 +177,7 @@ def test_the_baseline_has_the_contrastive_term_alone():
         (lambda: radius_spread(torch.zeros(2, 2), variant="var"), "is not one of variance, lse"),
         (
             lambda: direction_diversity(torch.zeros(2, 2, 2), variant="x"),
-            "is not one of log_mean_exp, orthogonal",
+            "is not one of log_mean_exp, orthogonal, paper_orthogonal",
         ),
         (lambda: symmetric_infonce(torch.zeros(2, 2), 1.0, video_index=[0, 1]), "must be a tensor"),
         (lambda: symmetric_infonce(torch.zeros(0, 0), 1.0), "not empty"),
@@ -180,3 +190,91 @@ def test_the_baseline_has_the_contrastive_term_alone():
 def test_batches_too_small_for_a_term_say_so(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+OLD_VALUES = {
+    "kl_weight": 0.5,
+    "kl_reduction": "event",
+    "kl_anchor": "text",
+    "kl_prior_std": 2.0,
+    "kl_normalise": True,
+    "radius_weight": 0.25,
+    "radius_variant": "lse",
+    "radius_variance_cap": 0.75,
+    "diversity_weight": 0.125,
+    "diversity_variant": "orthogonal",
+    "diversity_sharpness": 3.0,
+    "teacher_weight": 8.0,
+    "same_video": "released",
+}
+"""Every key of the one flat table there was; each differs from its default."""
+
+
+def test_every_key_of_the_old_flat_table_still_says_what_it_said():
+    assert ObjectiveConfig.load(OLD_VALUES).to_values() == {
+        "terms": {
+            "contrastive": {"weight": 1.0, "same_video": "released"},
+            "kl": {
+                "weight": 0.5,
+                "reduction": "event",
+                "anchor": "text",
+                "prior_std": 2.0,
+                "normalise": True,
+            },
+            "radius": {"weight": 0.25, "variant": "lse", "variance_cap": 0.75},
+            "direction": {"weight": 0.125, "variant": "orthogonal", "sharpness": 3.0},
+            "teacher": {"weight": 8.0},
+        }
+    }
+    released = ObjectiveConfig.load({"preset": "released", "kl_weight": 0.5})
+    assert released.terms["kl"].reduction == "event"  # the preset fills in what an old key leaves out
+    assert released.terms["kl"].weight == 0.5
+    assert ObjectiveConfig.load({"kl_weight": 0.5}, ["terms.kl.weight=1"]).terms["kl"].weight == 1
+    assert ObjectiveConfig.load({"terms": {"kl": {"weight": 1}}}, ["kl_weight=0"]).terms["kl"].weight == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl_wieght": 1}, "unknown key 'kl_wieght'; known here: terms"),
+        ({"terms": {"lk": {}}}, "there is no loss term 'lk'; there are: contrastive, kl, radius"),
+        ({"terms": {"kl": {"wieght": 1}}}, "terms.kl: unknown key 'wieght'; known here: anchor, normalise"),
+        ({"terms": {"kl": {"weight": -1}}}, "terms.kl: weight: must be at least 0"),
+        ({"terms": {"kl": 0.5}}, "terms.kl: must be a table of settings, not 0.5"),
+        ({"kl_weight": "much"}, "terms.kl: weight: must be a number"),
+        ({"kl_weight": 1, "terms": {"kl": 0.5}}, "terms.kl: must be a table of settings, not 0.5"),
+        ({"kl_weight": 1, "terms": 0.5}, "terms: must be a table, not 0.5"),
+    ],
+)
+def test_mistakes_in_terms_are_named_with_what_would_be_right(values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        ObjectiveConfig.load(values)
+
+
+def test_the_radius_term_as_the_appendix_displays_it():
+    """log[1 + 1/B Σ_j exp(−(ε_ij − ε̄_i)²)], the mean over texts."""
+    radius = torch.tensor([[1.0, 2.0, 4.5], [0.5, 0.5, 0.5]], dtype=torch.float64)
+    rows = []
+    for row in radius.tolist():
+        mean = sum(row) / 3
+        rows.append(math.log(1 + sum(math.exp(-((x - mean) ** 2)) for x in row) / 3))
+    assert radius_spread(radius, variant="paper_lse").item() == pytest.approx(sum(rows) / 2, rel=1e-12)
+    assert rows[1] == pytest.approx(math.log(2))
+
+
+def test_the_orthogonal_term_as_the_appendix_displays_it():
+    """1/B² Σ_j Σ_{k≠j} ⟨z_ij, z_ik⟩²: the divisor is B², not B(B−1)."""
+    increment = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    unit = increment / increment.norm(dim=-1, keepdim=True)
+    total = sum(
+        float(unit[i, j] @ unit[i, k]) ** 2 for i in range(2) for j in range(3) for k in range(3) if k != j
+    )
+    found = direction_diversity(increment, variant="paper_orthogonal").item()
+    assert found == pytest.approx(total / 9 / 2, rel=1e-12)
+    assert found == pytest.approx(direction_diversity(increment, variant="orthogonal").item() * 2 / 3)
+
+
+def test_the_forms_of_the_appendix_can_be_asked_for_in_a_recipe():
+    terms = {"radius": {"variant": "paper_lse"}, "direction": {"variant": "paper_orthogonal"}}
+    config = ObjectiveConfig.load({"terms": terms})
+    assert ObjectiveConfig.load(config.to_values()) == config

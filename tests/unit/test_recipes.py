@@ -23,3 +23,24 @@ def test_ablations_are_valid_and_rows_differ(path):
     ablation = Ablation.load(path)
     configs = [RunConfig.load(RECIPES / "msrvtt_frames_mini.toml", row.set) for row in ablation.rows]
     assert len({config.fingerprint for config in configs}) == len(configs)
+
+
+def test_each_dataset_has_the_context_and_side_of_the_papers_main_row():
+    """ActivityNet's 42.6 has words as context, on the video side; with frames the paper has 40.2."""
+    found = {}
+    for name in ("activitynet", "didemo", "msrvtt9k", "msvd"):
+        interaction = RunConfig.load(RECIPES / f"{name}_paper.toml").model.interaction
+        found[name] = (interaction.context, interaction.corrected_side)
+    frames = ("frames", "text")
+    assert found == {
+        "activitynet": ("words", "video"), "didemo": frames, "msrvtt9k": frames, "msvd": frames
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "source"), [("b16", "base-patch16"), ("l14", "large-patch14")])
+def test_the_larger_towers_differ_from_the_main_recipe_in_the_tower_alone(size, source):
+    main = RunConfig.load(RECIPES / "msrvtt9k_paper.toml").to_values()
+    larger = RunConfig.load(RECIPES / f"msrvtt9k_paper_vit_{size}.toml").to_values()
+    assert larger["model"]["encoder"].pop("source") == f"openai/clip-vit-{source}"
+    del main["model"]["encoder"]["source"]
+    assert larger == main

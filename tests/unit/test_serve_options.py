@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gare.errors import ServeError
-from gare.serve.media import OpenVideo, find_range
-from gare.serve.options import ServeOptions
-from gare.serve.pages import heat_levels
+from gare.serve.api_schemas import Frame, Hit, item_links
+from gare.serve.page_templates import heat_levels
 from gare.serve.problems import Problem
-from gare.serve.schemas import Frame, Hit, item_links
 from gare.serve.security import is_token, session_value
+from gare.serve.serve_options import ServeOptions
+from gare.serve.video_bytes import OpenVideo, find_range
 
 TOKEN = "a-token-of-sixteen-or-more"
 
@@ -26,6 +26,33 @@ def test_a_network_needs_a_token_or_a_clear_word(host):
         ServeOptions(host=host).check()
     ServeOptions(host=host, token=TOKEN).check()
     ServeOptions(host=host, without_token=True).check()
+
+
+def test_a_token_or_a_list_decides_on_other_names():
+    assert ServeOptions(host="0.0.0.0", token=TOKEN).answers_to("videos.example.org")
+    named = ServeOptions(host="0.0.0.0", token=TOKEN, trusted_hosts=("videos.example.org",))
+    assert named.answers_to("videos.example.org")
+    assert not named.answers_to("evil.example")
+    assert not ServeOptions().answers_to("192.168.1.7")
+    assert ServeOptions(trusted_hosts=("desk.example.org",)).answers_to("desk.example.org")
+
+
+@pytest.mark.parametrize("name", ["", "https://a.example", "a.example:443", "a b", "a/b", "*"])
+def test_a_trusted_host_is_a_name(name):
+    with pytest.raises(ServeError, match="without scheme and port"):
+        ServeOptions(trusted_hosts=(name,)).check()
+
+
+def test_a_proxy_opens_the_server_to_others():
+    with pytest.raises(ServeError, match="--trusted-host"):
+        ServeOptions(behind_proxy=True, token=TOKEN).check()
+    with pytest.raises(ServeError, match="--token"):
+        ServeOptions(behind_proxy=True, trusted_hosts=("a.example",)).check()
+    with pytest.raises(ServeError, match="--proxy-address"):
+        ServeOptions(proxies=("nginx",)).check()
+    ServeOptions(
+        behind_proxy=True, trusted_hosts=("a.example",), token=TOKEN, proxies=("10.0.0.0/8",)
+    ).check()
 
 
 @pytest.mark.parametrize("token", ["", "short", "sixteen and blanks", "ümlaut-ümlaut-ümlaut"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
 
 from gare.errors import LibraryError
 from gare.library.store import open_store
-from gare.library.store.lance import storage_options
+from gare.library.store.lance_store import storage_options
 from gare.library.store.postgres_link import Link
 
 
@@ -23,6 +24,45 @@ from gare.library.store.postgres_link import Link
 )
 def test_messages_do_not_tell_the_password(uri: str, shown: str):
     assert Link(uri, read_only=True).shown == shown
+
+
+SECRET = "hunter2"
+MALFORMED = [
+    f"postgresql://me:{SECRET}@x@host/db",
+    f"postgresql://me:x@{SECRET}@host/db",
+    f"postgresql://me:{SECRET}/x@host/db",
+    f"postgresql://me:x/{SECRET}@host/db",
+    f"postgresql://me:{SECRET}%zz@host/db",
+    f"postgresql://me:{SECRET}@[::1/db",
+    f"postgresql://me:{SECRET}@127.0.0.1:port/db",
+    f"postgresql://me:{SECRET}@127.0.0.1:99999/db",
+    f"postgresql://127.0.0.1:1/db?password=a&{SECRET}",
+    f"postgresql://127.0.0.1:1/db?pass%77ord={SECRET}",
+    f"postgresql://127.0.0.1:1/db?PASSWORD={SECRET}",
+    f"postgresql://127.0.0.1:1/db?x=y&password={SECRET}",
+    f"postgresql://me:x?{SECRET}@127.0.0.1:1/db?nonsense",
+    f"postgresql://me:{SECRET}@127.0.0.1:1/db",
+    f"postgresql://me:{SECRET}@/db?host=127.0.0.1&port=1",
+    f"postgres://me:{SECRET}@127.0.0.1:1/db",
+    f"POSTGRESQL://me:{SECRET}@host/db",
+    f"postgrsql://me:{SECRET}@host/db",
+    f"postgresql:/me:{SECRET}@host/db",
+    f"postgresql:me:{SECRET}@host/db",
+    f"host=127.0.0.1 port=1 user=me password={SECRET}",
+    f"host=127.0.0.1 port=1 password='x {SECRET}'",
+]
+
+
+@pytest.mark.parametrize("uri", MALFORMED)
+def test_a_malformed_address_does_not_tell_the_password_either(uri: str):
+    with pytest.raises(LibraryError) as caught:
+        open_store(uri)
+    told = "".join(traceback.format_exception(caught.value)[-1:])
+    assert SECRET not in told
+    cause: BaseException | None = caught.value
+    while cause is not None:
+        assert SECRET not in str(cause)
+        cause = cause.__cause__
 
 
 def test_a_server_that_is_not_there_is_said():

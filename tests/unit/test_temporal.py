@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gare import GARE, GareConfig
-from gare.model.temporal import TemporalLayer, TemporalTransformer
+from gare.interaction.temporal import TemporalLayer, TemporalTransformer
 
 SMALL_CLIP = {
     "model_type": "clip",
@@ -74,12 +74,12 @@ def test_it_starts_from_the_text_tower_of_clip(init, copied):
     model = GARE(
         GareConfig.load(
             {
-                "backbone": {"family": "clip", "architecture": SMALL_CLIP},
+                "encoder": {"name": "clip", "architecture": SMALL_CLIP},
                 "temporal": {"num_layers": 2, "max_frames": 12, "init": init},
             }
         )
     )
-    text = model.backbone.text
+    text = model.encoder.text
     same_position = torch.equal(model.temporal.position, text.embeddings.position_embedding.weight[:12])
     same_layer = torch.equal(model.temporal.layers[1].expand.weight, text.encoder.layers[1].mlp.fc1.weight)
     query = text.encoder.layers[0].self_attn.q_proj.weight
@@ -89,6 +89,6 @@ def test_it_starts_from_the_text_tower_of_clip(init, copied):
 
 def test_a_text_tower_of_another_shape_is_left_alone():
     architecture = {**SMALL_CLIP, "text_config": {**SMALL_CLIP["text_config"], "intermediate_size": 64}}
-    model = GARE(GareConfig.load({"backbone": {"family": "clip", "architecture": architecture}}))
-    position = model.backbone.text.embeddings.position_embedding.weight
+    model = GARE(GareConfig.load({"encoder": {"name": "clip", "architecture": architecture}}))
+    position = model.encoder.text.embeddings.position_embedding.weight
     assert not torch.equal(model.temporal.position[: len(position)], position)

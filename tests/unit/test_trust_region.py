@@ -63,6 +63,46 @@ def test_coupled_step_from_zero_is_the_uncoupled_one():
     torch.testing.assert_close(step.increment_TVD, uncoupled_step(gradient, radius))
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1e-30, torch.float64), (1e-200, torch.float64), (1e-30, torch.float32)]
+)
+def test_the_size_of_a_gradient_changes_nothing(size, dtype):
+    """At temperature 0.01 most gradients of a batch are shorter than 1e-12."""
+    _, increment, gradient = (x.to(dtype) for x in batch())
+    radius = increment.norm(dim=-1) * 1.5
+    short = gradient * size
+    whole, step = coupled_step(increment, gradient, radius), coupled_step(increment, short, radius)
+    assert step.feasible_TV.all()
+    torch.testing.assert_close(step.increment_TVD, whole.increment_TVD)
+    torch.testing.assert_close(step.length_TV, whole.length_TV)
+    torch.testing.assert_close(step.increment_TVD.norm(dim=-1), radius)
+    torch.testing.assert_close(uncoupled_step(short, radius), uncoupled_step(gradient, radius))
+    torch.testing.assert_close(
+        learned_step(increment, step.increment_TVD, short),
+        learned_step(increment, step.increment_TVD, gradient),
+    )
+
+
+def test_without_a_gradient_there_is_no_step():
+    _, increment, gradient = batch()
+    radius = increment.norm(dim=-1) * torch.tensor([1.5, 1.0, 0.5, 1.0, 1.5], dtype=torch.float64)
+    step = coupled_step(increment, torch.zeros_like(gradient), radius)
+    assert torch.equal(step.increment_TVD, increment)
+    assert not step.length_TV.any()
+    assert torch.equal(step.feasible_TV, radius == increment.norm(dim=-1))  # it stands there already
+
+
+def test_gradients_of_a_pair_that_is_all_but_certain_keep_their_direction():
+    """1 − softmax of the positive would be 0 or rounding; the softmax of its negatives is neither."""
+    text = torch.eye(3, dtype=torch.float64)
+    text[0, 1] = 0.1
+    increment = torch.zeros(3, 3, 3, dtype=torch.float64)
+    found = infonce_gradients(text, increment, torch.eye(3, dtype=torch.float64), temperature=0.01)
+    assert 0 < found.increment_TVD[0, 0].norm() < 1e-30
+    step = uncoupled_step(found.increment_TVD, torch.full((3, 3), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(step[0, 0].norm(), torch.tensor(0.5, dtype=torch.float64))
+
+
 def test_a_radius_out_of_reach_is_said_and_the_closest_point_given():
     increment = torch.tensor([[[0.0, 2.0]]])
     gradient = torch.tensor([[[1.0, 0.0]]])

@@ -1,1 +1,1 @@
-"""What a model does, in numbers, pictures and one report: `gare analyze`."""
+"""Analysis of a trained model. Data goes study → probes → analysis_run → html_report."""

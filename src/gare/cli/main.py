@@ -10,19 +10,22 @@ from rich.markup import escape
 
 from gare import __version__
 from gare.cli import (
-    ablate,
-    analyze,
-    audit,
-    bench,
-    compare,
-    data,
-    demo,
-    evaluate,
-    index,
-    mcp,
-    search,
-    serve,
-    train,
+    ablate_command,
+    analyze_command,
+    audit_command,
+    bench_command,
+    check_command,
+    compare_command,
+    data_command,
+    demo_command,
+    evaluate_command,
+    export_command,
+    index_command,
+    mcp_command,
+    models_command,
+    search_command,
+    serve_command,
+    train_command,
 )
 from gare.errors import GareError
 
@@ -33,19 +36,22 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(data.app, name="data")
-app.command()(train.train)
-app.command()(evaluate.evaluate)
-app.command()(ablate.ablate)
-app.command()(compare.compare)
-app.command()(analyze.analyze)
-app.add_typer(bench.app, name="bench")
-app.command()(index.index)
-app.command()(search.search)
-app.command()(audit.audit)
-app.command()(serve.serve)
-app.command()(mcp.mcp)
-app.command()(demo.demo)
+app.add_typer(data_command.app, name="data")
+app.command()(train_command.train)
+app.command()(evaluate_command.evaluate)
+app.command()(ablate_command.ablate)
+app.command()(compare_command.compare)
+app.command()(analyze_command.analyze)
+app.add_typer(bench_command.app, name="bench")
+app.command()(index_command.index)
+app.command()(search_command.search)
+app.command()(audit_command.audit)
+app.command()(check_command.check)
+app.command()(export_command.export)
+app.command()(models_command.models)
+app.command()(serve_command.serve)
+app.command()(mcp_command.mcp)
+app.command()(demo_command.demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,6 +70,7 @@ def options(
 
 
 def main() -> None:
+    """Run a command; an error that a user can mend is printed without a traceback."""
     try:
         app()
     except GareError as error:

@@ -1,4 +1,4 @@
-"""What several verbs ask for in the same way."""
+"""What several verbs read from the command line in the same way: a device, a file of sentences."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file that say something."""
+    """The lines of a text file that are not blank."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise QueryError(f"{path} cannot be read as text: {error}") from None
     kept = [line.strip() for line in lines if line.strip()]
     if not kept:
-        raise QueryError(f"{path} is empty; write one a line")
+        raise QueryError(f"{path} is empty; write one sentence a line")
     return kept

@@ -5,11 +5,15 @@ PyAV is imported where it is used, so that frames sources work on machines witho
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gare.errors import GareError, VideoError
 
@@ -25,30 +29,93 @@ _FORMATS = (
 )
 _SAME_MOMENT_S = 1e-4  # timestamps are rounded to the container's clock
 _SHORTEST_FRAME_S = 0.01
-_OPTIONS = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
+_ROOM_PER_PIXEL, _LEAST_ROOM = 64, 2**25  # sixteen pictures to refer to, others in work, one in RGB
+_NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map zero-fill pages")
 
 
 def import_av() -> Any:
     """PyAV, or an error that says how to get it (18.1 or later: earlier ones crash on some damaged files)."""
     try:
         import av
-    except ImportError:
+    except ImportError as error:
+        if any(words in str(error).lower() for words in _NO_MEMORY):
+            raise MemoryError("there is not enough memory to load the video decoder") from None
         raise GareError("reading video files needs PyAV: pip install av") from None
     return av
 
 
 def damage_errors(av: Any) -> tuple[type[Exception], ...]:
-    """What PyAV raises on damaged files: its own errors, and now and then a plain Python one."""
+    """What PyAV raises on damaged files: its own errors, and now and then a plain Python one.
+
+    One of its own says that memory ran out. That is no damage: let `MemoryError` pass before these.
+    """
     return (av.FFmpegError, OSError, ValueError, LookupError, ArithmeticError)
 
 
-def open_video(path: Path, av: Any) -> InputContainer:
-    # An absolute path: a colon in a relative one would read as a protocol.
-    container: InputContainer = av.open(os.path.abspath(path), options=_OPTIONS, metadata_errors="replace")
+@dataclass(frozen=True)
+class VideoFile:
+    """A file to decode: by its path, or by a descriptor that is open; then the path is only its name."""
+
+    path: Path
+    descriptor: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return os.stat(self.path if self.descriptor is None else self.descriptor).st_size
+
+    def open_bytes(self) -> BinaryIO:
+        """The file from its first byte."""
+        if self.descriptor is None:
+            return self.path.open("rb")
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        return open(self.descriptor, "rb", closefd=False)
+
+    @contextmanager
+    def keeping_its_place(self) -> Iterator[None]:
+        """Read elsewhere in the file: a descriptor has one place, which an open container counts on."""
+        place = 0 if self.descriptor is None else os.lseek(self.descriptor, 0, os.SEEK_CUR)
+        try:
+            yield
+        finally:
+            if self.descriptor is not None:
+                os.lseek(self.descriptor, place, os.SEEK_SET)
+
+
+def is_short_of_memory(width: int, height: int) -> bool:
+    """Whether a process that has a limit lacks the memory to decode pictures of this size.
+
+    FFmpeg often reports a failed allocation as invalid data, or as nothing at all. A file is called damaged
+    only where there was room to decode it.
+    """
+    try:
+        import resource
+    except ImportError:  # no limits on this system
+        return False
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return False
+    try:
+        mmap.mmap(-1, max(_LEAST_ROOM, _ROOM_PER_PIXEL * width * height)).close()
+    except (OSError, ValueError, OverflowError):
+        return True
+    return False
+
+
+def open_video(file: VideoFile, av: Any) -> InputContainer:
+    """Open a file for decoding, restricted to containers that read no other file, and to this one file."""
+    if file.descriptor is None:
+        # An absolute path: a colon in a relative one would read as a protocol.
+        place, protocol = os.path.abspath(file.path), {"protocol_whitelist": "file"}
+    else:
+        os.lseek(file.descriptor, 0, os.SEEK_SET)
+        place, protocol = "fd:", {"protocol_whitelist": "fd", "fd": str(file.descriptor)}
+    options = {"format_whitelist": _FORMATS, **protocol}
+    container: InputContainer = av.open(place, options=options, metadata_errors="replace")
     return container
 
 
 def pick_stream(container: InputContainer, path: Path) -> VideoStream:
+    """The video stream of a file; cover pictures do not count."""
     from av.stream import Disposition
 
     # The cover picture of a music file is a video stream too.
@@ -59,9 +126,9 @@ def pick_stream(container: InputContainer, path: Path) -> VideoStream:
     return streams[0]
 
 
-def find_duration(container: InputContainer, stream: VideoStream, path: Path, av: Any) -> float:
+def find_duration(container: InputContainer, stream: VideoStream, file: VideoFile, av: Any) -> float:
     """Seconds from the first frame to the end of the last."""
-    return _stated_duration(container, stream, av) or _measure_duration(path, av)
+    return _stated_duration(container, stream, av) or _measure_duration(file, av)
 
 
 def _stated_duration(container: InputContainer, stream: VideoStream, av: Any) -> float | None:
@@ -83,6 +150,8 @@ def _last_moment(container: InputContainer, stream: VideoStream, av: Any) -> flo
         container.seek(start + (stream.duration or 0), stream=stream, backward=True)
         for packet in container.demux(stream):
             last = max(last, packet.pts or 0)
+    except MemoryError:
+        raise
     except damage_errors(av):
         pass  # the decoder will meet the same damage and report it
     container.seek(start, stream=stream, backward=True)
@@ -98,15 +167,17 @@ def _parse_clock(text: str) -> float | None:
     return 3600 * hours + 60 * minutes + seconds
 
 
-def _measure_duration(path: Path, av: Any) -> float:
-    """For files that do not say (live recordings, raw streams): read the packets without decoding them."""
+def _measure_duration(file: VideoFile, av: Any) -> float:
+    """Measure a file that states no duration (a live recording, a raw stream) by reading its packets."""
     num_packets, end = 0, 0
-    with open_video(path, av) as container:
-        stream = pick_stream(container, path)
+    with file.keeping_its_place(), open_video(file, av) as container:
+        stream = pick_stream(container, file.path)
         try:
             for packet in container.demux(stream):
                 num_packets += bool(packet.size)
                 end = max(end, (packet.pts or 0) + (packet.duration or 0))
+        except MemoryError:
+            raise
         except damage_errors(av):
             pass  # the decoder will meet the same damage and report it
         if end:
@@ -150,12 +221,19 @@ class Decoder:
 
     @property
     def has_ended(self) -> bool:
+        """Whether no frame follows."""
         return self._next is None
 
     @property
     def nearest_frame(self) -> VideoFrame | None:
+        """The frame on screen, or the first one to come."""
         shot = self._shown or self._next
         return None if shot is None else shot.frame
+
+    @property
+    def next_time(self) -> float:
+        """When the frame after the one on screen comes; minus infinity where none follows."""
+        return -math.inf if self._next is None else self._next.time
 
     def shot_at(self, time: float) -> Shot | None:
         """The frame on screen at this moment; moments must not go back. None: nothing can be decoded."""
@@ -174,6 +252,8 @@ class Decoder:
                     frames = packet.decode()
                 except EOFError:
                     return
+                except MemoryError:
+                    raise
                 except damage_errors(self._av) as error:
                     self.error = self.error or reason(error)
                     continue
@@ -182,6 +262,8 @@ class Decoder:
                     self._may_seek = self._may_seek and frame.time is not None
                     yield Shot(clock if frame.time is None else float(frame.time) - self._origin, frame)
                     clock += _frame_interval(self._stream)
+        except MemoryError:
+            raise
         except damage_errors(self._av) as error:
             self.error = self.error or reason(error)
 
@@ -203,6 +285,8 @@ class Decoder:
                 self._container.seek(
                     self._timestamp(max(0.0, time - margin)), stream=self._stream, backward=True
                 )
+            except MemoryError:
+                raise
             except damage_errors(self._av):
                 self._may_seek = False
                 return
@@ -218,4 +302,5 @@ class Decoder:
 
 
 def reason(error: Exception) -> str:
+    """What an error of PyAV says, on one line."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

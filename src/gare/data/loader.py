@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,13 +18,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from gare.data.cache import FrameCache
+from gare.data.colour_jitter import draw_colour_jitter, jitter_colours
+from gare.data.frame_cache import FrameCache
+from gare.data.frame_sampling import Sampling
 from gare.data.manifest import FRAMES_FOLDER, Manifest, Row, Split, find_manifest
-from gare.data.recolour import draw_recolouring, recolour
-from gare.data.sampling import Sampling
 from gare.data.transforms import Augmentation, augment, to_bytes
 from gare.data.video import SHORT_SIDE, read_frames, source_exists
 from gare.errors import DataError
+from gare.image_fit import CROP, ImageFit
 
 CaptionChoice = Literal["all", "one_per_video"]
 """`all`: an epoch shows every caption once. `one_per_video`: every video once, with a caption drawn anew."""
@@ -43,7 +44,7 @@ class TextBatch:
 
 @dataclass(frozen=True)
 class VideoBatch:
-    """Frames as bytes, for `transforms.normalise`; `mask_VF` is true where a frame is real."""
+    """Frames as bytes, for `GARE.encode_frames`; `mask_VF` is true where a frame is real."""
 
     pixels_VFCHW: Tensor
     mask_VF: Tensor
@@ -53,10 +54,12 @@ class VideoBatch:
         return self.pixels_VFCHW.shape[0]
 
     def to(self, device: torch.device | str) -> VideoBatch:
+        """The batch on another device; from pinned memory without waiting."""
         tensors = (self.pixels_VFCHW, self.mask_VF, self.video_index)
         return VideoBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
     def pin_memory(self) -> VideoBatch:
+        """The batch in memory that a GPU can copy from by itself."""
         return VideoBatch(
             self.pixels_VFCHW.pin_memory(), self.mask_VF.pin_memory(), self.video_index.pin_memory()
         )
@@ -72,6 +75,8 @@ class FrameSource:
     caches: Sequence[FrameCache] = ()
     missing: tuple[str, ...] = ()
     """Videos that were left out because they have no frames; report their number with every result."""
+    short_side: int | None = SHORT_SIDE
+    """Larger frames are scaled down to this while decoding; None leaves them as they are."""
 
     @classmethod
     def open(
@@ -101,7 +106,14 @@ class FrameSource:
             )
         return cls(manifest.without(absent), num_frames, sampling, caches, tuple(absent))
 
-    def read(self, video: Row, *, num_frames: int | None = None, offset: float = 0.5) -> list[Image.Image]:
+    def read(
+        self,
+        video: Row,
+        *,
+        num_frames: int | None = None,
+        offset: float = 0.5,
+    ) -> list[Image.Image]:
+        """The frames of one video, from the cache if it has them."""
         num_frames = num_frames or self.num_frames
         for cache in self.caches:
             if video.video_id in cache:
@@ -113,7 +125,7 @@ class FrameSource:
             self.sampling,
             start=video.start,
             end=video.end,
-            short_side=SHORT_SIDE,
+            short_side=self.short_side,
             offset=offset,
         )
 
@@ -200,7 +212,7 @@ class PairSampler(Sampler[list[Draw]]):
 class PairLoader:
     """Training batches of one split.
 
-    Example:
+    Examples:
         loader = PairLoader(source, "train", image_size=224, batch_size=128, seed=0, num_workers=8)
         for text, video in loader.batches(epoch=3, start=120): ...
     """
@@ -211,6 +223,7 @@ class PairLoader:
         split: Split,
         *,
         image_size: int,
+        fit: ImageFit = CROP,
         batch_size: int,
         seed: int,
         augmentation: Augmentation = "off",
@@ -229,7 +242,7 @@ class PairLoader:
             world_size=world_size,
         )
         self._loader: DataLoader[tuple[TextBatch, VideoBatch]] = DataLoader(
-            _Pairs(source, split, image_size, augmentation, draw_frames),  # type: ignore[arg-type]
+            _Pairs(_for(source, fit), split, image_size, fit, augmentation, draw_frames),  # type: ignore[arg-type]
             batch_sampler=self._sampler,
             collate_fn=_Collate(source.num_frames),
             num_workers=num_workers,
@@ -247,16 +260,27 @@ class PairLoader:
 
 
 def load_gallery(
-    source: FrameSource, split: Split, *, image_size: int, batch_size: int, num_workers: int = 0
+    source: FrameSource,
+    split: Split,
+    *,
+    image_size: int,
+    fit: ImageFit = CROP,
+    batch_size: int,
+    num_workers: int = 0,
 ) -> Iterable[VideoBatch]:
     """Every video of the split once, in the order of `manifest.videos(split)`."""
     return DataLoader(
-        _Gallery(source, split, image_size),
+        _Gallery(_for(source, fit), split, image_size, fit),
         batch_size=batch_size,
         collate_fn=_Collate(source.num_frames).videos,
         num_workers=num_workers,
         pin_memory=torch.cuda.is_available(),
     )
+
+
+def _for(source: FrameSource, fit: ImageFit) -> FrameSource:
+    """Training and evaluation see frames of one size whatever the tower takes, unless it wants them whole."""
+    return replace(source, short_side=None) if fit.as_processor else source
 
 
 class _Sample(NamedTuple):
@@ -266,15 +290,16 @@ class _Sample(NamedTuple):
 
 
 class _Gallery(Dataset[_Sample]):
-    def __init__(self, source: FrameSource, split: Split, image_size: int) -> None:
-        self._source, self._size = source, image_size
+    def __init__(self, source: FrameSource, split: Split, image_size: int, fit: ImageFit) -> None:
+        self._source, self._size, self._fit = source, image_size, fit
         self._videos = source.manifest.videos(split)
 
     def __len__(self) -> int:
         return len(self._videos)
 
     def __getitem__(self, index: int) -> _Sample:
-        return _Sample("", index, to_bytes(self._source.read(self._videos[index]), self._size))
+        frames = self._source.read(self._videos[index])
+        return _Sample("", index, to_bytes(frames, self._size, self._fit))
 
 
 class _Pairs(Dataset[_Sample]):
@@ -283,10 +308,11 @@ class _Pairs(Dataset[_Sample]):
         source: FrameSource,
         split: Split,
         image_size: int,
+        fit: ImageFit,
         augmentation: Augmentation,
         draw_frames: bool,
     ) -> None:
-        self._source, self._size, self._augmentation = source, image_size, augmentation
+        self._source, self._size, self._fit, self._augmentation = source, image_size, fit, augmentation
         self._draw_frames = draw_frames
         self._videos = source.manifest.videos(split)
         self._captions = source.manifest.captions(split)
@@ -301,9 +327,9 @@ class _Pairs(Dataset[_Sample]):
         offset = float(torch.rand((), generator=generator)) if self._draw_frames else 0.5
         frames = self._source.read(self._videos[index], offset=offset)
         images = augment(frames, self._augmentation, generator=generator)
-        pixels_FCHW = to_bytes(images, self._size)
+        pixels_FCHW = to_bytes(images, self._size, self._fit)
         if self._augmentation == "strong":
-            pixels_FCHW = recolour(pixels_FCHW[None], torch.tensor([draw_recolouring(generator)]))[0]
+            pixels_FCHW = jitter_colours(pixels_FCHW[None], torch.tensor([draw_colour_jitter(generator)]))[0]
         return _Sample(self._captions[draw.row], index, pixels_FCHW)
 
 

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gare.data.tables import Problems, parse_csv, read_text, split_lines
+from gare.atomic import replacing
+from gare.data.annotation_files import Problems, parse_csv, read_text, split_lines
 from gare.errors import DataError
 
 Split = Literal["train", "val", "test"]
@@ -96,9 +97,11 @@ class Manifest:
 
     @property
     def splits(self) -> list[Split]:
+        """The splits that have rows: train, val, test, in this order."""
         return [split for split in SPLITS if split in self._by_split]
 
     def captions(self, split: Split) -> list[str]:
+        """Every caption of a split, in the order of its rows."""
         return [row.caption for row in self._rows(split)]
 
     def videos(self, split: Split) -> list[Row]:
@@ -112,16 +115,19 @@ class Manifest:
         return [position[row.video_id] for row in rows]
 
     def captions_per_video(self, split: Split) -> list[int]:
+        """How many captions each video of the gallery has."""
         counts = [0] * len(self.videos(split))
         for index in self.video_index(split):
             counts[index] += 1
         return counts
 
     def all_videos(self) -> list[Row]:
+        """The first row of every video of every split."""
         return [video for split in self.splits for video in self.videos(split)]
 
     @property
     def counts(self) -> dict[Split, Counts]:
+        """How many videos and captions each split holds."""
         return {split: Counts(len(self.videos(split)), len(self.captions(split))) for split in self.splits}
 
     def source(self, row: Row) -> str:
@@ -158,13 +164,13 @@ class Manifest:
         return Manifest(replace(self.header, protocol=protocol.lstrip("; "), expected=expected), rows)
 
     def select(self, *splits: Split) -> Manifest:
-        """Only these splits."""
+        """The manifest with these splits alone."""
         rows = tuple(row for split in splits for row in self._rows(split))
         expected = {split: counts for split, counts in self.header.expected.items() if split in splits}
         return Manifest(replace(self.header, expected=expected), rows)
 
     def without(self, video_ids: Iterable[str]) -> Manifest:
-        """Without these videos. The expected counts stay, so `check_counts` still tells."""
+        """The manifest without these videos. The expected counts stay, so `check_counts` still notices."""
         dropped = set(video_ids)
         return Manifest(self.header, tuple(row for row in self.rows if row.video_id not in dropped))
 
@@ -188,12 +194,13 @@ class Manifest:
         """Write `.csv` or `.parquet`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         header = json.dumps(asdict(self.header), ensure_ascii=False)
-        if path.suffix == ".parquet":
-            _write_parquet(path, header, self.rows)
-        elif path.suffix == ".csv":
-            path.write_text(_to_csv(header, self.rows), encoding="utf-8", newline="")
-        else:
+        if path.suffix not in (".csv", ".parquet"):
             raise DataError(f"{path}: a manifest is a .csv or a .parquet file")
+        with replacing(path) as part:
+            if path.suffix == ".parquet":
+                _write_parquet(part, header, self.rows)
+            else:
+                part.write_text(_to_csv(header, self.rows), encoding="utf-8", newline="")
 
     @classmethod
     def load(cls, path: Path, *, allow_missing: bool = False) -> Manifest:

@@ -17,12 +17,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from gare.data.colour_jitter import ColourJitter, draw_colour_jitter, jitter_colours
+from gare.data.frame_sampling import Sampling, sample_indices
 from gare.data.loader import Draw, FrameSource, VideoBatch
 from gare.data.manifest import Split
-from gare.data.recolour import Recolouring, draw_recolouring, recolour
-from gare.data.sampling import Sampling, sample_indices
 from gare.data.transforms import LEAST_AREA, Augmentation, Crop, random_crop
 from gare.errors import ConfigError, DataError
+from gare.image_fit import CROP, ImageFit
 
 LONGEST = 16 / 9
 """Wider pictures are cut at the sides, so that all fit one canvas."""
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     row_VF: Tensor
     mask_VF: Tensor
     crop_N5: Tensor
-    recolouring_V7: Tensor | None
+    jitter_V7: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,18 @@ class Planner:
     sampling: Sampling
     augmentation: Augmentation
     draw_frames: bool
+    size: int = 1
+    fit: ImageFit = CROP
 
     def __post_init__(self) -> None:
+        if self.fit.mode not in ("crop", "squash"):
+            raise ConfigError(
+                f"pictures cannot be fitted by {self.fit.mode} on the device; use "
+                "data.frames = 'stream', or 'cached' without augmentation"
+            )
         if self.augmentation == "randaugment":
             raise ConfigError(
-                "data.preload does not know randaugment: use augmentation 'off', 'light' or 'strong'"
+                "data.frames = 'preload' has no randaugment; set augmentation to 'off', 'light' or 'strong'"
             )
 
     def plan(self, videos: Sequence[int], draws: Sequence[Draw]) -> Plan:
@@ -64,7 +72,7 @@ class Planner:
         row_VF = np.zeros((len(draws), self.num_frames), dtype=np.int64)
         mask_VF = np.zeros((len(draws), self.num_frames), dtype=bool)
         crops: list[Crop] = []
-        recolourings: list[Recolouring] = []
+        jitters: list[ColourJitter] = []
         generator = torch.Generator()
         for place, (video, draw) in enumerate(zip(videos, draws, strict=True)):
             generator.manual_seed(draw.seed)
@@ -77,15 +85,15 @@ class Planner:
             crop = Crop(0, 0, width, height)
             if self.augmentation in LEAST_AREA:
                 crop = random_crop(width, height, LEAST_AREA[self.augmentation], generator)
-            crops += [central_square(crop)] * self.num_frames
+            crops += [fitted_box(crop, self.size, self.fit)] * self.num_frames
             if self.augmentation == "strong":
-                recolourings.append(draw_recolouring(generator))
+                jitters.append(draw_colour_jitter(generator))
         return Plan(
             torch.tensor(videos),
             torch.from_numpy(row_VF),
             torch.from_numpy(mask_VF),
             torch.tensor(crops, dtype=torch.float32),
-            torch.tensor(recolourings) if recolourings else None,
+            torch.tensor(jitters) if jitters else None,
         )
 
 
@@ -94,6 +102,7 @@ class FramesOnDevice:
 
     Args:
         size: of the pictures a model takes; larger frames are kept with a somewhat longer short side.
+        fit: how a picture becomes such a square.
     """
 
     def __init__(
@@ -102,13 +111,14 @@ class FramesOnDevice:
         split: Split,
         *,
         size: int,
+        fit: ImageFit = CROP,
         device: torch.device,
         num_workers: int = 0,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._size, self._source = size, source
+        self._size, self._fit, self._source = size, fit, source
         loader: DataLoader[list[np.ndarray]] = DataLoader(
-            _Videos(source, split, round(_MARGIN * size)),
+            _Videos(source, split, round(_MARGIN * (fit.edge or size))),
             batch_size=None,
             num_workers=num_workers,
             # As they are: made into tensors, each would hold a file descriptor of shared memory.
@@ -132,6 +142,7 @@ class FramesOnDevice:
         self._first_V = np.cumsum(self._count_V) - self._count_V
 
     def planner(self, augmentation: Augmentation, *, draw_frames: bool) -> Planner:
+        """What draws the batches of these frames."""
         source = self._source
         return Planner(
             self._first_V,
@@ -141,6 +152,8 @@ class FramesOnDevice:
             source.sampling,
             augmentation,
             draw_frames,
+            self._size,
+            self._fit,
         )
 
     def batch(self, plan: Plan, *, num_mixed: int = 0) -> VideoBatch:
@@ -160,8 +173,8 @@ class FramesOnDevice:
         pixels_NCHW = empty_NCHW.index_copy_(0, place_K.to(device, non_blocking=True), cut_KCHW)
         pixels_VFCHW = pixels_NCHW.unflatten(0, plan.mask_VF.shape)
         mask_VF = plan.mask_VF.to(device, non_blocking=True)
-        if plan.recolouring_V7 is not None:
-            pixels_VFCHW = recolour(pixels_VFCHW, plan.recolouring_V7, mask_VF)
+        if plan.jitter_V7 is not None:
+            pixels_VFCHW = jitter_colours(pixels_VFCHW, plan.jitter_V7, mask_VF)
         if num_mixed:
             own, other = pixels_VFCHW[:num_mixed], pixels_VFCHW[num_mixed : 2 * num_mixed]
             pixels_VFCHW[:num_mixed] = ((own.short() + other) // 2).to(torch.uint8)
@@ -170,13 +183,26 @@ class FramesOnDevice:
 
 
 def central_square(crop: Crop) -> Crop:
-    """
+    """The largest square in the middle of a crop.
+
     >>> central_square(Crop(10, 0, 60, 40))
     Crop(left=20.0, top=0.0, width=40, height=40, flip=False)
     """
     side = min(crop.width, crop.height)
     left, top = crop.left + (crop.width - side) / 2, crop.top + (crop.height - side) / 2
     return Crop(left, top, side, side, crop.flip)
+
+
+def fitted_box(crop: Crop, size: int, fit: ImageFit) -> Crop:
+    """The part of a crop that the model sees: its middle, or all of it.
+
+    >>> fitted_box(Crop(10, 0, 60, 40), 32, ImageFit("squash"))
+    Crop(left=10.0, top=0.0, width=60.0, height=40.0, flip=False)
+    """
+    box = crop if fit.mode == "squash" else central_square(crop)
+    share = size / (fit.edge or size)
+    left, top = box.left + (1 - share) * box.width / 2, box.top + (1 - share) * box.height / 2
+    return Crop(left, top, share * box.width, share * box.height, box.flip)
 
 
 def cut_out(pictures_NCHW: Tensor, crop_N5: Tensor, size: int) -> Tensor:

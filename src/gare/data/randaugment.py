@@ -2,6 +2,9 @@
 
 They call it `rand-m7-n4-mstd0.5-inc1`: four operations, each applied with probability one half, of magnitude
 7 ± 0.5 out of 10.
+
+It is our own because torchvision's has other operations and strengths, draws anew for every image and takes
+no generator: the frames of a clip must change alike, and a run must be repeatable.
 """
 
 from __future__ import annotations

@@ -12,46 +12,36 @@ from PIL import Image
 from torch import Tensor
 
 from gare.data.randaugment import rand_augment
+from gare.image_fit import CROP, ImageFit, fit_image
 
 Augmentation = Literal["off", "light", "strong", "randaugment"]
-"""`light`: one random crop (half the picture or more) and a flip per clip. `strong`: a quarter or more, and
-then other colours and a hidden patch (`data.recolour`). `randaugment`: four random colour or geometry
+"""`light`: one random crop (half the picture or more) and a flip per clip. `strong`: a quarter or more,
+then colour jitter and random erasing (`data.colour_jitter`). `randaugment`: four random colour or geometry
 operations of magnitude 7, the same on every frame of the clip."""
 LEAST_AREA = {"light": 0.5, "strong": 0.25}
 
 
-def to_pixels(
-    images: Sequence[Image.Image], size: int, mean: Sequence[float], std: Sequence[float]
-) -> Tensor:
-    """Short side to `size` (bicubic, antialiased), centre crop, normalise: float tensor [F, 3, size, size].
+def to_bytes(images: Sequence[Image.Image], size: int, fit: ImageFit = CROP) -> Tensor:
+    """Each image as `fit` wants it, by default the short side to `size` (bicubic, antialiased), then a centre
+    crop: uint8 [F, 3, size, size].
 
-    >>> to_pixels([Image.new("RGB", (80, 40), "white")], 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).mean()
-    tensor(1.)
+    The encoder normalises them (`ImageFormat.normalise`): bytes are a quarter of the memory to send to a GPU.
+
+    >>> to_bytes([Image.new("RGB", (80, 40), "white")], 32).shape
+    torch.Size([1, 3, 32, 32])
     """
-    return normalise(to_bytes(images, size), mean, std)
-
-
-def to_bytes(images: Sequence[Image.Image], size: int) -> Tensor:
-    """The same before normalising: uint8 [F, 3, size, size], a quarter of the memory to send to a GPU."""
     if not images:
         raise ValueError("a clip needs at least one image")
-    frames_FHWC = np.stack([np.asarray(_centre_crop(image.convert("RGB"), size)) for image in images])
+    frames_FHWC = np.stack([np.asarray(fit_image(image, size, fit)) for image in images])
     return torch.from_numpy(frames_FHWC).permute(
         0, 3, 1, 2
     )  # channels last in memory: no copy, and GPUs like it
 
 
-def normalise(bytes_FCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x / 255 − mean) / std per channel, on the device of the input; any number of leading dimensions."""
-    mean_C11 = torch.tensor(mean, device=bytes_FCHW.device).view(-1, 1, 1)
-    std_C11 = torch.tensor(std, device=bytes_FCHW.device).view(-1, 1, 1)
-    return bytes_FCHW.float().div_(255).sub_(mean_C11).div_(std_C11)
-
-
 def augment(
     images: Sequence[Image.Image], augmentation: Augmentation, *, generator: torch.Generator
 ) -> list[Image.Image]:
-    """A random variant of a clip: one draw, applied alike to all of its frames. Recolouring comes later."""
+    """A random variant of a clip: one draw, applied alike to all of its frames. Colour jitter comes later."""
     if augmentation == "off":
         return list(images)
     if augmentation in LEAST_AREA:
@@ -59,19 +49,6 @@ def augment(
     if augmentation == "randaugment":
         return rand_augment(images, generator=generator)
     raise ValueError(f"augmentation '{augmentation}' is not one of off, light, strong, randaugment")
-
-
-def _centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resize the short side to `size`, then crop; in one step, so that what is cut off is never computed."""
-    # The arithmetic of the published pipelines (CLIP's own included): floor the long side, round the offset.
-    scale = size / min(image.size)
-    width, height = (size if side == min(image.size) else int(side * scale) for side in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    if (width, height) == image.size:
-        return image.crop((left, top, left + size, top + size))
-    x, y = image.width / width, image.height / height
-    box = (left * x, top * y, (left + size) * x, (top + size) * y)
-    return image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
 class Crop(NamedTuple):

@@ -1,4 +1,4 @@
-"""From a video to the few frames a model looks at, chosen by the clock and not by frame numbers."""
+"""From a video to the few frames a model takes, chosen by the clock and not by frame numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from PIL import Image
 from gare.data.containers import find_truncation
 from gare.data.decoder import (
     Decoder,
+    VideoFile,
     damage_errors,
     find_duration,
     import_av,
+    is_short_of_memory,
     open_video,
     pick_stream,
     reason,
 )
-from gare.data.frames import is_frames_source, list_images, read_images
-from gare.data.sampling import Sampling, check_sampling, sample_times
+from gare.data.frame_images import is_frames_source, list_images, read_images
+from gare.data.frame_sampling import Sampling, check_sampling, sample_times
 from gare.errors import VideoError
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 
 SHORT_SIDE = 256
-"""Larger frames are scaled down to this while decoding, wherever a model looks at videos: the same pixels for
-training, evaluation and search."""
+"""Larger frames are scaled down to this while decoding, for every model: training, evaluation and
+search see the same pixels."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +88,34 @@ def read_clip(
     end: float | None = None,
     short_side: int | None = None,
     offset: float = 0.5,
+    descriptor: int | None = None,
 ) -> Clip:
-    """As `read_frames`, with the time of every frame, and with what a damaged file still gives."""
+    """As `read_frames`, with the time of every frame, and with what a damaged file still gives.
+
+    A video file may come as a descriptor; then the source is only its name.
+    """
     check_sampling(num_frames, sampling)
     name = os.fspath(source)
-    if is_frames_source(name):
+    if descriptor is None and is_frames_source(name):
         if start is not None or end is not None:
             raise VideoError(f"{name} is a set of images without timestamps; leave start and end empty")
         images, positions, total = read_images(name, num_frames, sampling, offset=offset)
-        images = [_shrink(image, short_side) for image in images]
+        images = [shrink(image, short_side) for image in images]
         return Clip(images, [float(position) for position in positions], float(total))
+    if descriptor is None:
+        check_video_file(name)
+    choose = partial(sample_times, num_frames=num_frames, sampling=sampling, offset=offset)
+    return _decode(VideoFile(Path(name), descriptor), choose, start or 0.0, end, short_side)
+
+
+def check_video_file(name: str) -> None:
+    """Refuse what is no file, or an empty one, without opening it."""
     if not os.path.exists(name):
         raise VideoError(f"{name} does not exist; check the path and the folder of videos", "missing")
     if not os.path.isfile(name):
         raise VideoError(f"{name} is not a regular file")  # opening a pipe would wait for ever
     if not os.path.getsize(name):
         raise VideoError(f"{name} is empty (0 bytes); copy or download it again", "zero_length")
-    choose = partial(sample_times, num_frames=num_frames, sampling=sampling, offset=offset)
-    return _decode(Path(name), choose, start or 0.0, end, short_side)
 
 
 def source_exists(source: str) -> bool:
@@ -117,17 +129,19 @@ def source_exists(source: str) -> bool:
 
 
 def _decode(
-    path: Path,
+    file: VideoFile,
     choose: Callable[[float], list[float]],
     start: float,
     end: float | None,
     short_side: int | None,
 ) -> Clip:
-    with VideoReader(path) as reader:
+    with VideoReader(file.path, file.descriptor) as reader:
         stop = reader.duration if end is None else min(end, reader.duration)
         if start > 0 and start >= stop:
             span = f"from {start} s to {'the end' if end is None else f'{end} s'}"
-            raise VideoError(f"{path} has nothing {span}: it lasts {reader.duration:.2f} s", "zero_length")
+            raise VideoError(
+                f"{file.path} has nothing {span}: it lasts {reader.duration:.2f} s", "zero_length"
+            )
         images, times = reader.take([start + time for time in choose(stop - start)], short_side)
         return Clip(images, times, reader.duration, reader.judge(has_frames=bool(images)))
 
@@ -135,25 +149,34 @@ def _decode(
 class VideoReader:
     """A video file open for one walk forward through its moments.
 
+    Args:
+        path: of the file; only its name in messages where there is a descriptor.
+        descriptor: the file, opened by somebody else. It stays open, and has one reader at a time.
+
     Raises:
         VideoError: from any method, when nothing more can be had from the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
         av = import_av()
+        file = VideoFile(path, descriptor)
         self._path = path
         self._damage_errors = damage_errors(av)
         self._truncation: str | None = None
         self._container: Any = None
         try:
             with self._naming_damage():
-                self._truncation = find_truncation(path)
-                self._container = open_video(path, av)
+                with file.open_bytes() as start:
+                    self._truncation = find_truncation(start)
+                self._container = open_video(file, av)
                 stream = pick_stream(self._container, path)
+                if len(stream.index_entries) > file.num_bytes:  # 2 kB may claim millions of packets
+                    message = f"{path} is damaged: its index lists more frames than it has bytes"
+                    raise VideoError(f"{message}; copy or download it again", "corrupt")
                 stream.codec_context.thread_count = (
                     1  # files are decoded side by side; threads gained nothing
                 )
-                self.duration = find_duration(self._container, stream, path, av)
+                self.duration = max(0.0, find_duration(self._container, stream, file, av))
                 self._decoder = Decoder(self._container, stream, av, may_seek=self._truncation is None)
         except BaseException:
             self.close()
@@ -166,6 +189,7 @@ class VideoReader:
         self.close()
 
     def close(self) -> None:
+        """Close the file."""
         if self._container is not None:
             self._container.close()
 
@@ -181,6 +205,11 @@ class VideoReader:
     def has_ended(self) -> bool:
         """Nothing comes after the frame that was taken last."""
         return self._decoder.has_ended
+
+    @property
+    def next_change(self) -> float:
+        """When the next frame comes on screen; before all moments where none does."""
+        return self._decoder.next_time
 
     def image_at(self, moment: float, short_side: int | None = None) -> tuple[float, Image.Image] | None:
         """The frame on screen at this moment and its own time; moments must not go back."""
@@ -206,16 +235,28 @@ class VideoReader:
 
     def judge(self, *, has_frames: bool) -> VideoError | None:
         """What is wrong with the file, as far as it was read; raised when it gave no frame at all."""
+        if self._decoder.error and not self._truncation:
+            self._blame_memory()
         return _judge(self._path, self._truncation, self._decoder.error, has_frames)
 
     @contextmanager
     def _naming_damage(self) -> Iterator[None]:
         try:
             yield
+        except MemoryError:
+            raise MemoryError(f"{self._path} needs more memory to decode than there is") from None
         except self._damage_errors as error:
             if self._truncation:
                 raise _truncated(self._path, self._truncation) from None
+            self._blame_memory()
             raise VideoError(f"{self._path} is not a video that can be read: {reason(error)}") from None
+
+    def _blame_memory(self) -> None:
+        """Raise `MemoryError` where the reason is that there was too little, not the file."""
+        streams = self._container.streams.video if self._container is not None else ()
+        contexts = [stream.codec_context for stream in streams if stream.codec_context is not None]
+        if is_short_of_memory(*(contexts[0].width, contexts[0].height) if contexts else (0, 0)):
+            raise MemoryError(f"{self._path} needs more memory to decode than there is")
 
 
 def _truncated(path: Path, reason: str) -> VideoError:
@@ -243,7 +284,8 @@ def _to_image(frame: VideoFrame, short_side: int | None) -> Image.Image:
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 
-def _shrink(image: Image.Image, short_side: int | None) -> Image.Image:
+def shrink(image: Image.Image, short_side: int | None) -> Image.Image:
+    """Scale a larger picture down to this short side."""
     size = _scaled_size(*image.size, short_side)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
 

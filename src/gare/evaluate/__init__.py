@@ -1,18 +1,23 @@
-"""Measuring retrieval without fooling anyone: ranks, metrics, protocols, rescoring, intervals, results."""
+"""Measuring retrieval: ranks, metrics, protocols, rescoring, intervals, results."""
 
-from gare.evaluate.comparison import compare_results, comparison_table
-from gare.evaluate.metrics import METRIC_NAMES, MetricName, RetrievalMetrics, retrieval_metrics
-from gare.evaluate.protocols import CaptionProtocol, TwoWayMetrics, evaluate_scores
-from gare.evaluate.querybank import QueryBank, read_querybank
-from gare.evaluate.ranks import TiePolicy, ranks_of_targets
-from gare.evaluate.report import (
+from gare.evaluate.caption_protocols import CaptionProtocol, TwoWayMetrics, evaluate_scores
+from gare.evaluate.evaluation_results import (
     EvaluationResult,
     check_gallery,
     evaluation_result,
     hash_queries,
     markdown_report,
 )
-from gare.evaluate.rescoring import Rescoring, dual_softmax, querybank_norm
+from gare.evaluate.rank_metrics import (
+    METRIC_NAMES,
+    MetricName,
+    RetrievalMetrics,
+    TiePolicy,
+    ranks_of_targets,
+    retrieval_metrics,
+)
+from gare.evaluate.rescoring import QueryBank, Rescoring, dual_softmax, querybank_norm, read_querybank
+from gare.evaluate.results_comparison import compare_results, comparison_table
 from gare.evaluate.significance import (
     Interval,
     MeanStd,

@@ -1,17 +1,23 @@
-"""Rescoring: scores changed in the light of other queries. Shapes: Q queries, N candidates, B bank queries.
+"""Rescoring: scores corrected by those of other queries. Shapes: Q queries, N candidates, B bank queries.
 
 A system that answers one query at a time cannot do this, so rescored numbers are labelled and never stand in
-the main column. The functions rank rows: for video→text hand in the transposed matrix.
+the main column. The functions rank rows: for video→text hand in the transposed matrix. The queries of QB-Norm
+are given explicitly as a `QueryBank`, and are never those of the evaluation itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gare.evaluate.ranks import Array, as_matrix
+from gare.data.manifest import SPLITS, Manifest, find_manifest
+from gare.errors import EvaluationError
+from gare.evaluate.rank_metrics import Array, as_matrix
 
 Rescoring = Literal["none", "dsl", "qb_norm"]
 
@@ -68,3 +74,70 @@ def querybank_norm(
     is_activated_N[bank_BN.topk(num_activated, dim=1).indices.flatten()] = True
     normalised_QN = inverse_temperature * scores_QN - (inverse_temperature * bank_BN).logsumexp(dim=0)
     return torch.where(is_activated_N[scores_QN.argmax(dim=1)][:, None], normalised_QN, scores_QN)
+
+
+@dataclass(frozen=True)
+class QueryBank:
+    """Texts and where they come from."""
+
+    source: str
+    queries: tuple[str, ...]
+    num_dropped: int = 0
+    """Queries left out because the evaluated split has the same caption."""
+
+    def __str__(self) -> str:
+        dropped = f", {self.num_dropped:,} left out that are test captions too" if self.num_dropped else ""
+        return f"{self.source}, {len(self.queries):,} queries{dropped}"
+
+    def overlap(self, captions: Iterable[str]) -> list[str]:
+        """The queries that are captions too, whatever their case and spaces."""
+        known = {_plain(caption) for caption in captions}
+        return [query for query in self.queries if _plain(query) in known]
+
+    def refuse_overlap(self, captions: Iterable[str]) -> None:
+        """Refuse a bank that holds captions of the evaluated split: that would leak."""
+        shared = self.overlap(captions)
+        if shared:
+            raise EvaluationError(
+                f"{len(shared):,} of the {len(self.queries):,} queries of bank {self.source} are captions of "
+                f"the split that is evaluated, such as '{shared[0]}': that leaks. Give queries of another "
+                "split, or pass --drop-overlap to leave these out, with their number in the result"
+            )
+
+    def without(self, captions: Iterable[str]) -> QueryBank:
+        """The bank without queries that are captions too; the label keeps their number."""
+        shared = set(self.overlap(captions))
+        kept = tuple(query for query in self.queries if query not in shared)
+        if not kept:
+            raise EvaluationError(
+                f"every query of the bank {self.source} is a caption of the split that is evaluated; "
+                "give queries of another split"
+            )
+        return replace(self, queries=kept, num_dropped=self.num_dropped + len(self.queries) - len(kept))
+
+
+def read_querybank(place: str) -> QueryBank:
+    """From `MANIFEST`, `MANIFEST:SPLIT` (train, if not said) or a text file with a query a line."""
+    path, _, split = place.rpartition(":")
+    if split not in SPLITS:
+        path, split = place, "train"
+    if Path(path).is_file() and Path(path).suffix not in (".csv", ".parquet"):
+        try:
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise EvaluationError(f"{path} is not a text file; write one query a line, in UTF-8") from None
+        queries = tuple(line.strip() for line in lines if line.strip())
+        if not queries:
+            raise EvaluationError(f"{path} has no queries; write one a line")
+        return QueryBank(Path(path).name, queries)
+    if not Path(path).exists():
+        raise EvaluationError(
+            f"there is no query bank at {path}; give what 'gare data prepare' made (MANIFEST or "
+            "MANIFEST:SPLIT) or a text file with a query a line"
+        )
+    manifest = Manifest.load(find_manifest(Path(path)), allow_missing=True)
+    return QueryBank(f"{manifest.header.name}:{split}", tuple(manifest.captions(split)))  # type: ignore[arg-type]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

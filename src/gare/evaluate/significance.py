@@ -6,6 +6,8 @@ occurs, so a resample is a row of counts, [B, U], and no resampled list of queri
 Captions of one video are not independent. Where a video has several, pass `groups` (the video of each query):
 whole videos are then resampled or swapped, as the cluster bootstrap does, and intervals are as wide as they
 should be.
+
+Why not scipy: it resamples lists of queries, and knows no groups.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gare.evaluate.metrics import METRIC_NAMES, RECALL_CUTOFFS, MetricName
-from gare.evaluate.ranks import Array
+from gare.evaluate.rank_metrics import METRIC_NAMES, RECALL_CUTOFFS, Array, MetricName
 from gare.settings import Settings
 
 Floats = npt.NDArray[np.float64]

@@ -1,7 +1,7 @@
-"""The GARE model: towers, temporal transformer, increment net, and its files."""
+"""The GARE model: encoder, temporal transformer, interaction, and its files."""
 
 from gare.model.gare import GARE
-from gare.model.increment import IncrementNet
+from gare.model.model_config import GareConfig
 from gare.model.released import load_released
 
-__all__ = ["GARE", "IncrementNet", "load_released"]
+__all__ = ["GARE", "GareConfig", "load_released"]

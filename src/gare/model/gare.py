@@ -1,37 +1,45 @@
-"""The model: two towers, a temporal transformer over frames, and the increment net that joins each pair.
+"""The model: an encoder, a temporal transformer over frames, and the interaction that scores each pair.
+
+Long, because a user looks for every method of a model in one place; what they do is mostly elsewhere.
 
 Shapes: T texts, W words, V videos, F frames, D embedding.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from huggingface_hub import ModelHubMixin
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from PIL.Image import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gare.config import GareConfig
+from gare.encoders import MODELS, EncoderProtocol, build_encoder
+from gare.encoders.hub_folder import find_folder
+from gare.encoders.other_libraries import OPEN_CLIP
+from gare.encoders.own_encoder import describe, load_own
 from gare.errors import CheckpointError
-from gare.model.backbones import build_backbone
-from gare.model.files import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, load_state, read_folder
-from gare.model.increment import CrossAttention, IncrementNet
-from gare.model.pooling import PoolingNet, build_pooling
-from gare.model.shipped import SHIPPED, read_shipped
-from gare.model.temporal import TemporalTransformer, default_heads
-from gare.scoring import ScoreCards, dense, factored, score_cards
-from gare.scoring.checks import check_shapes, check_text, check_video
-from gare.types import PairScores, TextFeatures, VideoFeatures
+from gare.interaction import Interaction, ScoreCards, build_interaction
+from gare.interaction.interaction import check_shapes, check_text, check_video, score_in_blocks
+from gare.interaction.temporal import TemporalTransformer, default_heads
+from gare.model import plain_encoding
+from gare.model.model_config import GareConfig
+from gare.model.model_files import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, load_state, read_folder
+from gare.model.plain_encoders import encoder_of_folder, plain_config
+from gare.model.plain_encoding import PlainVectors
+from gare.model.shipped import FORMER_FINGERPRINTS, SHIPPED, read_shipped
+from gare.model.version_0_1 import old_fingerprint
+from gare.types import FrameWeights, PairScores, TextFeatures, VideoFeatures, update_digest
+
+_TOO_LARGE = ("can't allocate memory", "calculation overflowed", "Overflow when unpacking", "out of memory")
 
 Method = Literal["auto", "factored", "dense"]
 VideoInput = str | os.PathLike[str] | Sequence[Image]
@@ -51,8 +59,8 @@ class GARE(
         pretrained_towers: False skips loading the towers' weights, for a checkpoint that brings them.
         tokenizer_folder: where a saved model keeps a tokeniser of its own.
 
-    Example:
-        >>> config = GareConfig.load({"backbone": {"family": "tiny"}})
+    Examples:
+        >>> config = GareConfig.load({"encoder": {"name": "tiny"}})
         >>> model = GARE(config).eval()
         >>> text = model.encode_text(["a dog catches a frisbee", "rain"])
         >>> video = VideoFeatures(torch.randn(3, 4, model.dim), torch.ones(3, 4, dtype=torch.bool))
@@ -68,11 +76,11 @@ class GARE(
             raise ValueError(
                 "GARE takes a GareConfig; make one with GareConfig.load({…}) or from a TOML file"
             )
-        self.backbone = build_backbone(
-            config.backbone, weights=pretrained_towers, tokenizer_folder=tokenizer_folder
+        self.encoder = build_encoder(
+            config.encoder, weights=pretrained_towers, tokenizer_folder=tokenizer_folder
         )
-        self.config = replace(config, backbone=self.backbone.config)
-        self.dim = self.backbone.dim
+        self.config = replace(config, encoder=self.encoder.config)
+        self.dim = self.encoder.dim
         self.temporal: TemporalTransformer | None = None
         if config.temporal.num_layers:
             self.temporal = TemporalTransformer(
@@ -82,21 +90,10 @@ class GARE(
                 max_frames=config.temporal.max_frames,
             )
             if config.temporal.init == "text_tower":
-                self.backbone.start_temporal(self.temporal)
-        self.increment_net: IncrementNet | None = None
-        if config.increment.enabled:
-            self.increment_net = IncrementNet(
-                self.dim,
-                num_heads=config.increment.num_heads,
-                dropout=config.increment.dropout,
-                init=config.increment.init,
-            )
-        self.pooling_net = build_pooling(
-            config.interaction.pooling,
-            self.dim,
-            num_heads=config.increment.num_heads,
-            dropout=config.increment.dropout,
-        )
+                self.encoder.start_temporal(self.temporal)
+        self.interaction: Interaction = build_interaction(config.interaction, self.dim)
+        self.written_by_0_1: dict[str, Any] | None = None
+        """The settings as version 0.1 saved them, if it did: libraries of that version are known by them."""
         log_logit_scale = torch.tensor(-math.log(config.temperature.value))
         if config.temperature.learnable:
             self.log_logit_scale = nn.Parameter(log_logit_scale)
@@ -105,6 +102,7 @@ class GARE(
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.log_logit_scale.device
 
     @property
@@ -124,19 +122,18 @@ class GARE(
             raise ValueError("encode_text needs at least one text, and every one a string")
         batches = []
         for start in range(0, len(texts), batch_size):
-            token_ids_TW, mask_TW = self.backbone.tokenize(texts[start : start + batch_size])
+            token_ids_TW, mask_TW = self.encoder.tokenize(texts[start : start + batch_size])
             batches.append(self.text_features(token_ids_TW.to(self.device), mask_TW.to(self.device)))
-        return TextFeatures(
-            torch.cat([batch.text_TD for batch in batches]),
-            _stack_padded([batch.words_TWD for batch in batches]),
-            _stack_padded([batch.mask_TW for batch in batches]),
-        )
+        return TextFeatures.cat(batches)
 
     @torch.no_grad()
     def encode_video(
         self, videos: Sequence[VideoInput], *, num_frames: int | None = None, batch_size: int = 8
     ) -> VideoFeatures:
-        """Encode video files (`num_frames` frames each) or lists of PIL images, mixed as you like."""
+        """Encode video files (`num_frames` frames each) or lists of PIL images, mixed as you like.
+
+        A model whose padding takes part (`mask_frames = false`, as the released code) pads to `num_frames`.
+        """
         if isinstance(videos, str | os.PathLike):
             raise ValueError(f"encode_video takes a list of videos; for a single one pass [{str(videos)!r}]")
         if not len(videos):
@@ -148,31 +145,116 @@ class GARE(
                     f"a video is a path or a list of PIL images, got {type(video).__name__}; "
                     "for a single image pass [[image]]"
                 )
-        num_frames = self.config.num_frames if num_frames is None else num_frames
-        from gare.data.transforms import to_pixels
+        return VideoFeatures.cat(
+            [
+                self.frame_features(videos[start : start + batch_size], num_frames)
+                for start in range(0, len(videos), batch_size)
+            ]
+        )
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        kind: Literal["text", "video"] | None = None,
+        batch_size: int | None = None,
+        num_frames: int | None = None,
+        normalize_embeddings: bool = True,
+        convert_to_tensor: bool = False,
+        show_progress_bar: bool = False,
+        gradients: bool = False,
+    ) -> PlainVectors | Tensor:
+        """One vector for each text or video, [N, D]; [D] for a single one.
+
+        A plain vector is the text vector, or the mean of a video's frames. The product of two is the cosine
+        without increments: what a vector index needs. What is returned remembers every frame, and
+        `similarity` gives the model's own scores. Without gradients and dropout, in evaluation mode.
+
+        Args:
+            inputs: one or many. A string is a text, unless it ends like the name of a video or a picture. A
+                video is a path, a picture (PIL), a list of pictures, or an array of bytes [F, H, W, 3]. A
+                list of pictures is many videos of one frame; a list of lists, many videos.
+            kind: what all inputs are, where a string could be taken for the other.
+            batch_size: texts or videos at a time; default 256 or 8.
+            num_frames: frames that are read of a file; default: as many as the model was trained with.
+            normalize_embeddings: vectors of length one.
+            convert_to_tensor: a tensor on the model's device instead of a NumPy array.
+            gradients: keep what backward needs, and the model in its mode; with `convert_to_tensor` only.
+
+        Examples:
+            >>> model = GARE(GareConfig.load({"encoder": {"name": "tiny"}}))
+            >>> model.encode("a dog").shape, model.encode(["a dog", "rain"]).shape
+            ((16,), (2, 16))
+        """
+        return plain_encoding.encode(
+            self,
+            inputs,
+            kind=kind,
+            batch_size=batch_size,
+            num_frames=num_frames,
+            normalize=normalize_embeddings,
+            as_tensor=convert_to_tensor,
+            show_progress=show_progress_bar,
+            gradients=gradients,
+        )
+
+    def similarity(self, first: Any, second: Any) -> Tensor:
+        """The score of each of the first with each of the second, [N, M].
+
+        Texts with videos have the model's scores, increments included, as `score` gives them. Texts with
+        texts, and videos with videos, have the cosine of their plain vectors.
+
+        Args:
+            first: what `encode` returned or rows of it, features, or what `encode` takes.
+            second: likewise.
+
+        Raises:
+            ValueError: plain vectors without their features, for a model whose score is not their product.
+
+        Examples:
+            >>> model = GARE(GareConfig.load({"encoder": {"name": "tiny"}}))
+            >>> frames = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
+            >>> model.similarity(["a dog", "rain"], model.encode(frames)).shape
+            torch.Size([2, 1])
+        """
+        return plain_encoding.similarity(self, first, second)
+
+    def frame_features(
+        self, videos: Sequence[str | os.PathLike[str] | Sequence[Image]], num_frames: int | None = None
+    ) -> VideoFeatures:
+        """Features of one batch of videos: paths, or frames as pictures. With gradients where they are on."""
+        from gare.data.transforms import to_bytes
         from gare.data.video import SHORT_SIDE, read_frames
 
-        batches = []
-        short_side = max(SHORT_SIDE, self.backbone.image_format.size)
-        for start in range(0, len(videos), batch_size):
-            clips = [
-                read_frames(video, num_frames, short_side=short_side)
-                if isinstance(video, str | os.PathLike)
-                else list(video)
-                for video in videos[start : start + batch_size]
-            ]
-            format_ = self.backbone.image_format
-            pixels = [
-                to_pixels(clip, format_.size, format_.mean, format_.std).to(self.device) for clip in clips
-            ]
-            masks = [torch.ones(1, len(clip), dtype=torch.bool, device=self.device) for clip in clips]
-            batches.append(
-                self.video_features(_stack_padded([p[None] for p in pixels]), _stack_padded(masks))
-            )
-        return VideoFeatures(
-            _stack_padded([batch.frames_VFD for batch in batches]),
-            _stack_padded([batch.mask_VF for batch in batches]),
-        )
+        num_frames = self.config.num_frames if num_frames is None else num_frames
+        size, fit = self.encoder.image_format.size, self.encoder.image_format.fit
+        # Where padding takes part, its amount must not depend on what else is encoded.
+        least = 1 if self.interaction.masks_padding else num_frames
+        clips = [
+            read_frames(video, num_frames, short_side=fit.decoded_side(size, SHORT_SIDE))
+            if isinstance(video, str | os.PathLike)
+            else list(video)
+            for video in videos
+        ]
+        frames = [to_bytes(clip, size, fit) for clip in clips]
+        return self.encode_frames(*stack_clips(frames, least=least))
+
+    def encode_frames(self, frames_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
+        """Features of frames as a decoder gives them: bytes [V, F, 3, size, size] on any device.
+
+        Normalising, the image tower and what follows happen here for every caller: training, evaluation,
+        indexing, uploads. Padded frames are not shown to the tower, unless the interaction uses them: then
+        they are zero after normalising, as in the released code, whatever bytes they have.
+        """
+        self._check_frames(frames_VFCHW, mask_VF)
+        if frames_VFCHW.dtype != torch.uint8:
+            raise ValueError(f"frames must be bytes, got {frames_VFCHW.dtype}; video_features takes floats")
+        frames_VFCHW, mask_VF = frames_VFCHW.to(self.device), mask_VF.to(self.device)
+        if self.interaction.masks_padding:
+            return self._features_of_shown(self.encoder.encode_frames, frames_VFCHW, mask_VF)
+        pixels_VFCHW = self.encoder.image_format.normalise(frames_VFCHW)
+        pixels_VFCHW.masked_fill_(~mask_VF.bool()[:, :, None, None, None], 0)
+        return self.video_features(pixels_VFCHW, mask_VF)
 
     def text_features(self, token_ids_TW: Tensor, mask_TW: Tensor) -> TextFeatures:
         """Features of token ids; `mask_TW` is true (or 1) where a token is real."""
@@ -183,37 +265,44 @@ class GARE(
             )
         if token_ids_TW.is_floating_point():
             raise ValueError(f"token ids must be whole numbers, got {token_ids_TW.dtype}")
-        text_TD, words_TWD = self.backbone.encode_text(token_ids_TW, mask_TW.bool())
+        text_TD, words_TWD = self.encoder.encode_text(token_ids_TW, mask_TW.bool())
         return TextFeatures(text_TD, words_TWD, mask_TW.bool())
 
     def video_features(self, pixels_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
         """Features of frames [V, F, 3, size, size]; `mask_VF` is true (or 1) where a frame is real."""
-        size = self.backbone.image_format.size
-        if pixels_VFCHW.ndim != 5 or pixels_VFCHW.shape[2:] != (3, size, size) or not pixels_VFCHW.numel():
+        self._check_frames(pixels_VFCHW, mask_VF)
+        if not pixels_VFCHW.is_floating_point():
+            raise ValueError("pixels must be normalised floats, not bytes: encode_frames takes bytes")
+        pixels_VFCHW = pixels_VFCHW.to(self.encoder.dtype)
+        return self._features_of_shown(self.encoder.image_features, pixels_VFCHW, mask_VF)
+
+    def _check_frames(self, frames_VFCHW: Tensor, mask_VF: Tensor) -> None:
+        size = self.encoder.image_format.size
+        if frames_VFCHW.ndim != 5 or frames_VFCHW.shape[2:] != (3, size, size) or not frames_VFCHW.numel():
             raise ValueError(
                 f"pixels must be [videos, frames, 3, {size}, {size}] and not empty, "
-                f"got {list(pixels_VFCHW.shape)}"
+                f"got {list(frames_VFCHW.shape)}"
             )
-        if mask_VF.shape != pixels_VFCHW.shape[:2]:
-            raise ValueError(f"mask must be {list(pixels_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
-        if not pixels_VFCHW.is_floating_point():
-            raise ValueError(
-                "pixels must be normalised floats, not bytes: see gare.data.transforms.normalise"
-            )
-        weight = next(self.backbone.parameters())
-        pixels_NCHW = pixels_VFCHW.flatten(0, 1).to(weight.dtype)
+        if mask_VF.shape != frames_VFCHW.shape[:2]:
+            raise ValueError(f"mask must be {list(frames_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
+
+    def _features_of_shown(
+        self, tower: Callable[[Tensor], Tensor], frames_VFCHW: Tensor, mask_VF: Tensor
+    ) -> VideoFeatures:
+        """Features of the frames that the tower must see; zeros for the others."""
+        frames_NCHW = frames_VFCHW.flatten(0, 1)
         shown_K = self._frames_to_encode(mask_VF)
         if shown_K is None:
-            features_NE = self.backbone.image_features(pixels_NCHW)
+            features_NE = tower(frames_NCHW)
         else:
-            features_KE = self.backbone.image_features(pixels_NCHW[shown_K])
-            empty_NE = features_KE.new_zeros(len(pixels_NCHW), features_KE.shape[1])
+            features_KE = tower(frames_NCHW[shown_K])
+            empty_NE = features_KE.new_zeros(len(frames_NCHW), features_KE.shape[1])
             features_NE = empty_NE.index_copy(0, shown_K, features_KE)
-        return self.video_features_from_cache(features_NE.unflatten(0, mask_VF.shape), mask_VF)
+        return self._image_to_video_features(features_NE.unflatten(0, mask_VF.shape), mask_VF)
 
     def _frames_to_encode(self, mask_VF: Tensor) -> Tensor | None:
         """Which frames the image tower must see, real ones first; None for all of them."""
-        if not self.config.interaction.mask_frames:  # as the released code: padding takes part
+        if not self.interaction.masks_padding:  # as the released code: padding takes part
             return None
         is_padding_N = ~mask_VF.bool().flatten()
         total = len(is_padding_N)
@@ -224,10 +313,14 @@ class GARE(
         return None if num_shown == total else is_padding_N.int().argsort(stable=True)[:num_shown]
 
     def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
-        """The same from what `backbone.image_features` gave for each frame, when that tower is frozen."""
+        """Features of frames from the cached output of a frozen image tower (`encoder.encode_frames`)."""
+        return self._image_to_video_features(features_VFE, mask_VF)
+
+    def _image_to_video_features(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
+        """Image features into the shared space, then through the temporal transformer."""
         mask_VF = mask_VF.bool()
-        frames_VFD = self.backbone.project_images(features_VFE)
-        if self.config.interaction.mask_frames:
+        frames_VFD = self.encoder.project_images(features_VFE)
+        if self.interaction.masks_padding:
             frames_VFD = frames_VFD.masked_fill(~mask_VF[..., None], 0)
         if self.temporal is not None:
             frames_VFD = self.temporal(frames_VFD, mask_VF)
@@ -251,61 +344,52 @@ class GARE(
         """
         if method not in ("auto", "factored", "dense"):
             raise ValueError(f"method '{method}' is not one of auto, factored, dense")
-        net = self.pair_net
-        dropout_is_active = self.training and isinstance(net, CrossAttention) and net.dropout.p > 0
+        has_dropout = self.interaction.has_active_dropout
         if method == "auto":
-            method = "dense" if dropout_is_active and isinstance(video, VideoFeatures) else "factored"
+            method = "dense" if has_dropout and isinstance(video, VideoFeatures) else "factored"
         if method == "dense" and isinstance(video, ScoreCards):
             raise ValueError("score cards are for method 'factored'; pass video features to 'dense'")
-        if method == "factored" and dropout_is_active:
+        if method == "factored" and has_dropout:
             raise ValueError(
                 "factored scoring has no dropout: call model.eval() first, or use method 'dense'"
             )
         self._check(text, video)
-        scorer: Any = dense.score if method == "dense" else factored.score
-        scores_TV: Tensor = scorer(
-            text, video, net, self.config.interaction, text_block=text_block, video_block=video_block
-        )
-        return scores_TV
+        blocks: Any = {"text_block": text_block, "video_block": video_block}
+        if isinstance(video, VideoFeatures) and method == "dense":
+            return score_in_blocks(self.interaction.score_pairs, text, video, **blocks)
+        return self.interaction.score(text, video, **blocks)
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         """Scores with the increment of every pair, T × V × D numbers: for training and small inputs."""
         check_shapes(text, video)
         if not self.training:
             self._check(text, video)
-        return dense.score_pairs(text, video, self.pair_net, self.config.interaction)
+        return self.interaction.score_pairs(text, video)
 
     @torch.no_grad()
     def score_cards(self, video: VideoFeatures) -> ScoreCards:
         """What `score` computes from the videos alone, to be kept while weights and videos stay the same.
 
-        Without gradients; `gare.scoring.score_cards` has them.
+        Without gradients; `model.interaction.cards` has them.
         """
         if video.dim != self.dim or not len(video):
             raise ValueError(
                 f"{len(video)} videos of {video.dim} dimensions; this model needs some of {self.dim}"
             )
-        check_video(video, self.config.interaction)
-        return score_cards(video, self.pair_net, self.config.interaction)
+        check_video(video, self.interaction)
+        return self.interaction.cards(video)
 
     @torch.no_grad()
     def radii(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> Tensor:
         """The length of every increment [T, V], without forming it."""
-        if self.increment_net is None:
-            raise ValueError("the baseline has no increments; build the model with increment.enabled = true")
         self._check(text, video)
-        return factored.radii(text, video, self.increment_net, self.config.interaction)
+        return self.interaction.radii(text, video)
 
     @torch.no_grad()
-    def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> factored.FrameWeights:
-        """Which frames each score looks at."""
+    def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> FrameWeights:
+        """How much each frame counts in each score."""
         self._check(text, video)
-        return factored.frame_weights(text, video, self.pair_net, self.config.interaction)
-
-    @property
-    def pair_net(self) -> IncrementNet | PoolingNet | None:
-        """What is learned about pairs: psi, or the weights of a baseline."""
-        return self.increment_net if self.pooling_net is None else self.pooling_net
+        return self.interaction.frame_weights(text, video)
 
     def _check(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
         check_shapes(text, video)
@@ -317,81 +401,110 @@ class GARE(
             raise ValueError(
                 f"features are on {text.text_TD.device}, the model on {self.device}; bring them together"
             )
-        check_text(text, self.config.interaction)
+        check_text(text, self.interaction)
         if isinstance(video, VideoFeatures):
-            check_video(video, self.config.interaction)
+            check_video(video, self.interaction)
+
+    # --- identity -------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """Thirty-two hex digits of the settings and every weight; hashes about 1 GB of weights a second.
+
+        Settings count only where they differ from their defaults, so that one which a later version adds
+        changes nothing.
+        """
+        settings = self.config.changed_values()
+        if "encoder" in settings:
+            settings["encoder"] = self.encoder.identity(settings["encoder"])
+        digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+        for name, tensor in sorted(self.state_dict().items()):
+            update_digest(digest, name, tensor)
+        return digest.hexdigest()
+
+    def is_known_as(self, fingerprint: str) -> bool:
+        """Whether a library with this fingerprint holds this model's vectors.
+
+        It may be the fingerprint of this version, of 0.1, or of an earlier file of a shipped model that gives
+        every video the same vectors.
+        """
+        own = self.fingerprint()
+        if fingerprint == own or fingerprint in FORMER_FINGERPRINTS.get(own, ()):
+            return True
+        return old_fingerprint(self, self.config, self.written_by_0_1) == fingerprint
 
     # --- files ----------------------------------------------------------------------------------------------
 
     def _save_pretrained(self, save_directory: Path) -> None:
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(state, save_directory / WEIGHTS_FILE, metadata={"format": "pt"})
-        self.backbone.save_tokenizer(save_directory / TOKENIZER_FOLDER)
+        self.encoder.save_tokenizer(save_directory / TOKENIZER_FOLDER)
         (save_directory / CONFIG_FILE).write_text(
             json.dumps(self.config.to_values(), indent=2) + "\n", encoding="utf-8"
         )
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # hub options pass through untouched
-        cls, name_or_path: str | os.PathLike[str], **hub_options: Any
+        cls, name_or_path: str | os.PathLike[str] | EncoderProtocol, **hub_options: Any
     ) -> GARE:
-        """Load a model for inference: gare-mini, a folder, or a hub id while online (`revision=`, …)."""
+        """Load a model for inference.
+
+        Args:
+            name_or_path: gare-mini; a folder or, while online, a hub id of a model saved by gare or of a dual
+                encoder of transformers (CLIP, SigLIP, …); an encoder of your own (`EncoderProtocol`), or the
+                name under which a package offers it. What is no GARE model ranks by the plain cosine.
+            hub_options: `revision=`, `token=` and others of `huggingface_hub.snapshot_download`.
+        """
+        if not isinstance(name_or_path, str | os.PathLike):
+            return cls(plain_config(describe(name_or_path))).eval()
         if str(name_or_path) in SHIPPED:
             return cls._load_shipped(str(name_or_path))
-        if os.path.isdir(name_or_path):  # a name too long for a path is none
-            return cls._load_folder(Path(name_or_path))
+        if str(name_or_path) in MODELS or str(name_or_path).startswith(OPEN_CLIP):
+            offered = load_own(str(name_or_path))
+            return offered.eval() if isinstance(offered, GARE) else cls.from_pretrained(offered)
         if os.path.isfile(name_or_path):
             raise CheckpointError(
                 f"{name_or_path} is a file; give the folder written by save_pretrained, or read a checkpoint "
                 "of the authors' code with gare.load_released"
             )
-        if not re.fullmatch(
-            r"[\w.-]+/[\w.-]+", str(name_or_path)
-        ):  # a hub id is owner/name: do not ask in vain
-            raise CheckpointError(
-                f"'{name_or_path}' is not a folder here, and a hub id is owner/name. "
-                "Give the folder written by save_pretrained, or a hub id while online."
-            )
-        try:
-            model: GARE = super().from_pretrained(str(name_or_path), **hub_options)
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointError(
-                f"'{name_or_path}' is not a folder here, and the hub did not give it either ({reason}) "
-                "Give the folder written by save_pretrained, or a hub id while online."
-            ) from None
-        return model
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, config: Any = None, **hub_options: Any) -> GARE:
-        from huggingface_hub import snapshot_download
-
-        patterns = [CONFIG_FILE, WEIGHTS_FILE, f"{TOKENIZER_FOLDER}/*"]
-        return cls._load_folder(Path(snapshot_download(model_id, allow_patterns=patterns, **hub_options)))
+        folder = find_folder(name_or_path, **hub_options)
+        encoder = encoder_of_folder(folder)
+        return cls._load_folder(folder) if encoder is None else cls(plain_config(encoder)).eval()
 
     @classmethod
     def _load_folder(cls, folder: Path) -> GARE:
         saved = read_folder(folder)
-        model = cls(saved.config, pretrained_towers=False, tokenizer_folder=saved.tokenizer_folder)
+        try:
+            model = cls(saved.config, pretrained_towers=False, tokenizer_folder=saved.tokenizer_folder)
+        except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
+            is_of_memory = isinstance(error, MemoryError | OverflowError)
+            if not is_of_memory and not any(words in str(error) for words in _TOO_LARGE):
+                raise
+            raise CheckpointError(
+                f"the settings in {folder / CONFIG_FILE} describe a model that does not fit into memory; "
+                "they are damaged, or of a machine with more of it"
+            ) from None
         load_state(model, saved.state, source=str(folder))
+        model.written_by_0_1 = saved.written_by_0_1
         return model.eval()
 
     @classmethod
     def _load_shipped(cls, name: str) -> GARE:
-        """Towers from their packages; what was trained comes with this one."""
         config, state = read_shipped(name)
-        model = cls(config)
-        load_state(model, {**model.state_dict(), **state}, source=name)
+        model = cls(config, pretrained_towers=False)
+        load_state(model, state, source=name)
         return model.eval()
 
 
-def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate along dimension 0, padding dimension 1 with zeros to the longest."""
-    width = max(tensor.shape[1] for tensor in tensors)
-    padded = [
-        torch.cat([t, t.new_zeros(t.shape[0], width - t.shape[1], *t.shape[2:])], dim=1)
-        if t.shape[1] < width
-        else t
-        for t in tensors
-    ]
-    return torch.cat(padded)
+def stack_clips(clips: Sequence[Tensor], *, least: int = 1) -> tuple[Tensor, Tensor]:
+    """Clips of frames [F, 3, H, W] as one batch [V, F, 3, H, W], padded to the longest, with its mask.
+
+    `least` is a number of frames that the batch has in any case.
+    """
+    lengths_V = torch.tensor([len(clip) for clip in clips])
+    width, (channels, height, columns) = max(least, int(lengths_V.max())), clips[0].shape[1:]
+    # Channels last in memory, as decoded pictures have them: no copy, and convolutions like it.
+    frames_VFHWC = clips[0].new_zeros(len(clips), width, height, columns, channels)
+    frames_VFCHW = frames_VFHWC.permute(0, 1, 4, 2, 3)
+    for row, clip in enumerate(clips):
+        frames_VFCHW[row, : len(clip)] = clip
+    return frames_VFCHW, torch.arange(width) < lengths_V[:, None]

@@ -1,6 +1,7 @@
 """Reads checkpoints of the authors' released code into a `GARE` with the preset "released".
 
-Their state dict registers psi twice and carries modules that are never called; both are left out.
+Their state dict registers the increment net (`psi`) twice and carries modules that are never called. The
+copy and those modules are left out.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gare.config import GareConfig
 from gare.errors import CheckpointError
-from gare.model.files import load_state
 from gare.model.gare import GARE
+from gare.model.model_config import GareConfig
+from gare.model.model_files import load_state
 
 log = logging.getLogger("gare")
 
@@ -29,28 +30,28 @@ DEAD = re.compile(r"weight_fc\.|psi\.(log_std_proj|layers\.\d+\.(mlp|linear2))\.
 TRANSPOSED = {"clip.text_projection", "clip.visual.proj"}
 # Their names and ours: a whole key, or the part of it that differs.
 NAMES = {
-    r"^clip\.positional_embedding$": "backbone.text.embeddings.position_embedding.weight",
-    r"^clip\.token_embedding\.": "backbone.text.embeddings.token_embedding.",
-    r"^clip\.ln_final\.": "backbone.text.final_layer_norm.",
-    r"^clip\.text_projection$": "backbone.text_projection.weight",
+    r"^clip\.positional_embedding$": "encoder.text.embeddings.position_embedding.weight",
+    r"^clip\.token_embedding\.": "encoder.text.embeddings.token_embedding.",
+    r"^clip\.ln_final\.": "encoder.text.final_layer_norm.",
+    r"^clip\.text_projection$": "encoder.text_projection.weight",
     r"^clip\.logit_scale$": "log_logit_scale",
-    r"^clip\.visual\.class_embedding$": "backbone.vision.embeddings.class_embedding",
-    r"^clip\.visual\.positional_embedding$": "backbone.vision.embeddings.position_embedding.weight",
-    r"^clip\.visual\.conv1\.": "backbone.vision.embeddings.patch_embedding.",
-    r"^clip\.visual\.ln_pre\.": "backbone.vision.pre_layrnorm.",
-    r"^clip\.visual\.ln_post\.": "backbone.vision.post_layernorm.",
-    r"^clip\.visual\.proj$": "backbone.image_projection.weight",
-    r"^clip\.visual\.transformer\.resblocks\.": "backbone.vision.encoder.layers.",
-    r"^clip\.transformer\.resblocks\.": "backbone.text.encoder.layers.",
+    r"^clip\.visual\.class_embedding$": "encoder.vision.embeddings.class_embedding",
+    r"^clip\.visual\.positional_embedding$": "encoder.vision.embeddings.position_embedding.weight",
+    r"^clip\.visual\.conv1\.": "encoder.vision.embeddings.patch_embedding.",
+    r"^clip\.visual\.ln_pre\.": "encoder.vision.pre_layrnorm.",
+    r"^clip\.visual\.ln_post\.": "encoder.vision.post_layernorm.",
+    r"^clip\.visual\.proj$": "encoder.image_projection.weight",
+    r"^clip\.visual\.transformer\.resblocks\.": "encoder.vision.encoder.layers.",
+    r"^clip\.transformer\.resblocks\.": "encoder.text.encoder.layers.",
     r"^frame_position_embeddings\.weight$": "temporal.position",
     r"^transformerClip\.resblocks\.": "temporal.layers.",
-    r"^psi\.mean_proj\.": "increment_net.output.",
-    r"^psi\.layers\.0\.cross_attn\.(q)_proj\.": "increment_net.query.",
-    r"^psi\.layers\.0\.cross_attn\.(k)_proj\.": "increment_net.key.",
-    r"^psi\.layers\.0\.cross_attn\.(v)_proj\.": "increment_net.value.",
-    r"^psi\.layers\.0\.cross_attn\.out_proj\.": "increment_net.out.",
-    r"^psi\.layers\.0\.linear1\.": "increment_net.residual.",
-    r"^psi\.layers\.0\.layer_norm([123])\.": r"increment_net.norm\1.",
+    r"^psi\.mean_proj\.": "interaction.increment_net.output.",
+    r"^psi\.layers\.0\.cross_attn\.(q)_proj\.": "interaction.increment_net.query.",
+    r"^psi\.layers\.0\.cross_attn\.(k)_proj\.": "interaction.increment_net.key.",
+    r"^psi\.layers\.0\.cross_attn\.(v)_proj\.": "interaction.increment_net.value.",
+    r"^psi\.layers\.0\.cross_attn\.out_proj\.": "interaction.increment_net.out.",
+    r"^psi\.layers\.0\.linear1\.": "interaction.increment_net.residual.",
+    r"^psi\.layers\.0\.layer_norm([123])\.": r"interaction.increment_net.norm\1.",
 }
 TOWER_LAYER = {
     "ln_1": "layer_norm1",
@@ -92,7 +93,7 @@ def load_released(
         path: the file. It is read without running any code in it.
         temporal: False for checkpoints trained on MSVD, where the authors skip the temporal transformer
             although its weights are in the file.
-        num_heads: of psi; the weights do not tell, and the released code uses one.
+        num_heads: attention heads of the increment net. The weights do not tell; the released code uses one.
         pooling_temperature: 3 in the authors' training script, 5 if their parser's default was used.
 
     The result has the attribute `load_report`, a `LoadReport`.
@@ -152,7 +153,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             )
     if any(name.startswith("psi.layers.1.") for name in state):
         raise CheckpointError(
-            f"{path} has a psi of several layers; the released code, and this package, use one"
+            f"{path} has an increment net (psi) of several layers; the released code and this package use one"
         )
     return state
 
@@ -186,11 +187,11 @@ def _config(state: dict[str, Tensor], path: Path, num_heads: int, pooling_temper
         return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
 
     try:
-        token_embedding = state["backbone.text.embeddings.token_embedding.weight"]
-        text_positions = state["backbone.text.embeddings.position_embedding.weight"]
-        patches = state["backbone.vision.embeddings.patch_embedding.weight"]
-        image_positions = state["backbone.vision.embeddings.position_embedding.weight"]
-        dim = state["backbone.image_projection.weight"].shape[0]
+        token_embedding = state["encoder.text.embeddings.token_embedding.weight"]
+        text_positions = state["encoder.text.embeddings.position_embedding.weight"]
+        patches = state["encoder.vision.embeddings.patch_embedding.weight"]
+        image_positions = state["encoder.vision.embeddings.position_embedding.weight"]
+        dim = state["encoder.image_projection.weight"].shape[0]
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}; only ViT towers are supported") from None
     vocabulary, text_width = token_embedding.shape
@@ -201,7 +202,7 @@ def _config(state: dict[str, Tensor], path: Path, num_heads: int, pooling_temper
         "text_config": {
             "hidden_size": text_width,
             "intermediate_size": 4 * text_width,
-            "num_hidden_layers": num_layers("backbone.text.encoder.layers."),
+            "num_hidden_layers": num_layers("encoder.text.encoder.layers."),
             "num_attention_heads": max(1, text_width // 64),
             "max_position_embeddings": text_positions.shape[0],
             "vocab_size": vocabulary,
@@ -212,7 +213,7 @@ def _config(state: dict[str, Tensor], path: Path, num_heads: int, pooling_temper
         "vision_config": {
             "hidden_size": vision_width,
             "intermediate_size": 4 * vision_width,
-            "num_hidden_layers": num_layers("backbone.vision.encoder.layers."),
+            "num_hidden_layers": num_layers("encoder.vision.encoder.layers."),
             "num_attention_heads": max(1, vision_width // 64),
             "patch_size": patch,
             "image_size": patch * round((image_positions.shape[0] - 1) ** 0.5),
@@ -223,9 +224,8 @@ def _config(state: dict[str, Tensor], path: Path, num_heads: int, pooling_temper
     return GareConfig.load(
         {
             "preset": "released",
-            "backbone": {"family": "clip", "architecture": architecture},
-            "increment": {"num_heads": num_heads},
-            "interaction": {"pooling_temperature": pooling_temperature},
+            "encoder": {"name": "clip", "architecture": architecture},
+            "interaction": {"num_heads": num_heads, "pooling_temperature": pooling_temperature},
             "temporal": {
                 "num_layers": num_layers("temporal.layers."),
                 "num_heads": max(1, dim // 64),

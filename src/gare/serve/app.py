@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -14,18 +13,18 @@ from starlette.types import ASGIApp
 
 from gare import __version__
 from gare.library.library import Library
-from gare.serve import schemas
+from gare.serve import api_schemas as schemas
+from gare.serve import item_routes, job_routes, model_routes, page_routes, search_routes, system_routes
 from gare.serve.batching import Engine
-from gare.serve.limits import LimitRequests
-from gare.serve.metrics import Metrics
-from gare.serve.options import ServeOptions
+from gare.serve.observability import Metrics
+from gare.serve.page_templates import STATIC
 from gare.serve.problems import add_handlers
-from gare.serve.routes import items, jobs, search, system
-from gare.serve.routes import pages as page_routes
+from gare.serve.request_limits import LimitRequests
+from gare.serve.reverse_proxy import ReadProxyHeaders
 from gare.serve.security import GuardRequests
+from gare.serve.serve_options import ServeOptions
 from gare.serve.service import Service
 
-STATIC = Path(__file__).parent / "static"
 _ABOUT = """Search a library of videos. Every error has the shape of `Error`; 429 and 503 say in
 `Retry-After` when to come back. With a token, send `Authorization: Bearer …`."""
 
@@ -34,15 +33,21 @@ class App(FastAPI):
     """Limits and guards are outside of everything, errors included."""
 
     def build_middleware_stack(self) -> ASGIApp:
+        """Put the limits and guards around FastAPI's own middleware."""
         service: Service = self.state.service
         inner = super().build_middleware_stack()
-        return LimitRequests(GuardRequests(inner, service.options), service.options, service.metrics)
+        guarded = GuardRequests(inner, service.options)
+        limited = LimitRequests(guarded, service.options, service.metrics)
+        return ReadProxyHeaders(limited, service.options)
 
 
 def create_app(
     library: Library, options: ServeOptions | None = None, *, model_name: str | None = None
 ) -> FastAPI:
-    """The server of a library.
+    """The server of a library. Add to it with `app.include_router(router)`.
+
+    Access, limits, metrics and the shape of errors apply to routes that are added, too; they get at the
+    library by `gare.serve.service.SharedService` or `SharedLibrary` in their signatures.
 
     Args:
         library: open, and left open.
@@ -63,10 +68,10 @@ def create_app(
     )
     app.state.service = Service(library, options, metrics, Engine(library, options, metrics), model_name)
     api = APIRouter(prefix="/api/v1", responses=_error_responses())
-    for routes in (search.router, items.router, jobs.router, system.router):
-        api.include_router(routes)
+    for routes in (search_routes, item_routes, job_routes, model_routes, system_routes):
+        api.include_router(routes.router)
     app.include_router(api)
-    app.include_router(system.metrics_router)
+    app.include_router(system_routes.metrics_router)
     app.include_router(page_routes.router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     add_handlers(app)
@@ -83,6 +88,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await service.jobs.close()
         await asyncio.to_thread(service.engine.close)
+        if "content_checks" in vars(service):  # nobody may have asked for a video
+            service.content_checks.close()
         if "uploads" in vars(service):  # nobody may have uploaded anything
             await asyncio.to_thread(service.uploads.close)
 

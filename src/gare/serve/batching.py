@@ -13,49 +13,40 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
-from gare.library.filters import Filter
+from gare.errors import LibraryError, QueryError, TimeLimitError
 from gare.library.library import Library
-from gare.library.query import Term
-from gare.library.search import DEFAULT_CANDIDATES, Found, SearchHit, SearchRules
-from gare.serve.metrics import Metrics
-from gare.serve.options import ServeOptions
+from gare.library.search.ranked_items import Ranking
+from gare.library.search.search_hit import Hits
+from gare.library.search.search_request import SearchRequest
+from gare.library.search.searcher import Searcher
+from gare.library.search.stage1 import DEFAULT_CANDIDATES
+from gare.library.store.read_deadline import Deadline, current_deadline
+from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
-from gare.types import TextFeatures, VideoFeatures
+from gare.serve.serve_options import ServeOptions
+from gare.types import TextFeatures
 
 Result = TypeVar("Result")
-_CACHED_TEXTS = 1024
 _CANDIDATES_FOR_S = 5.0
 _CLOSE_S = 10.0
+_FOLLOW_S = 1.0
+_FOLLOW_AGAIN_S = 30.0  # a model that cannot be loaded will not be there a second later
 _log = logging.getLogger("gare.serve")
 
 
-@dataclass(frozen=True)
-class Search:
-    """What to look for (one of the three), and among what."""
-
-    terms: tuple[Term, ...] = ()
-    video: VideoFeatures | None = None
-    like: str | None = None
-    top: int = 24
-    where: Filter | None = None
-    min_score: float | None = None
-    unique: bool = False
-    explain: bool = False
-    candidates: int | None = None
-
-
-@dataclass
+@dataclass(eq=False)
 class _Task:
-    work: Search | Callable[[], Any]
+    work: SearchRequest | Callable[[], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    deadline: Deadline
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
@@ -78,20 +69,19 @@ class Engine:
     options: ServeOptions
     metrics: Metrics
     problem: str = ""
-    """Why it cannot search, when it cannot."""
+    """Why the server cannot search; None while it can."""
     _waiting: deque[_Task] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_closed: bool = False
     _is_loaded: bool = False
     _num_busy: int = 0
-    _encoding: threading.Lock = field(default_factory=threading.Lock)
-    """Tokenisers are not made for two threads."""
-    _texts: dict[str, TextFeatures] = field(default_factory=dict)
     _candidates: int = DEFAULT_CANDIDATES
     _candidates_read: float = float("-inf")
 
     def __post_init__(self) -> None:
         self._num_cores = torch.get_num_threads()
+        self._closing = threading.Event()
+        self._follower = threading.Thread(target=self._follow, name="gare-follow", daemon=True)
         self._threads = [
             threading.Thread(target=self._run, args=(number == 0,), name=f"gare-{number}", daemon=True)
             for number in range(2 * self._num_cores if self.options.max_batch > 1 else 1)
@@ -99,23 +89,29 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
+        """Whether the model is loaded and searches are answered."""
         return self._is_loaded and not self.problem
 
     def start(self) -> None:
-        for thread in self._threads:
+        """Start the threads; the first one loads the model, another one looks whether it is changed."""
+        self.library.is_followed = True
+        for thread in (*self._threads, self._follower):
             thread.start()
 
     def close(self) -> None:
+        """Refuse new searches and wait a little for the threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        self._closing.set()
         deadline = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
+        for thread in (*self._threads, self._follower):
             if thread.is_alive():
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    async def search(self, search: Search) -> list[SearchHit]:
-        hits: list[SearchHit] = await self._submit(search)
+    async def search(self, request: SearchRequest) -> Hits:
+        """The hits of one request, as soon as a thread has answered it."""
+        hits: Hits = await self._submit(request)
         return hits
 
     async def call(self, function: Callable[[], Result]) -> Result:
@@ -123,9 +119,9 @@ class Engine:
         result: Result = await self._submit(function)
         return result
 
-    async def _submit(self, work: Search | Callable[[], Any]) -> Any:
+    async def _submit(self, work: SearchRequest | Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
-        task = _Task(work, loop.create_future(), loop)
+        task = _Task(work, loop.create_future(), loop, current_deadline() or Deadline())
         with self._changed:
             if self.problem:
                 raise Problem(503, "not_ready", self.problem, retry_after=30)
@@ -137,7 +133,13 @@ class Engine:
             self._waiting.append(task)
             self.metrics.waiting.set(len(self._waiting))
             self._changed.notify_all()
-        return await task.future
+        try:
+            return await task.future
+        except asyncio.CancelledError:
+            task.deadline.cancel()  # nobody waits: a thread that is at it stops
+            with self._changed, suppress(ValueError):
+                self._waiting.remove(task)  # nobody has it yet
+            raise
 
     # --- in the threads -------------------------------------------------------------------------------------
 
@@ -153,16 +155,40 @@ class Engine:
             finally:
                 with self._changed:
                     self._num_busy -= 1
+                    self.metrics.searching.set(self._num_busy)
 
     def _load(self) -> None:
         try:
-            self.library.searcher.text_probe([Term("a warm-up")])
+            self.library.searcher.encoder.texts.get(["a warm-up"])
         except Exception as error:
             self.problem = str(error) or type(error).__name__
             _log.error("model", extra={"fields": {"problem": str(error)}})
         with self._changed:
             self._is_loaded = True
             self._changed.notify_all()
+
+    def _follow(self) -> None:
+        """Take up a change of model: the new one is loaded here, while searches go on with the old one."""
+        said, known = "", self.library.store
+        while not self._closing.wait(_FOLLOW_AGAIN_S if said else _FOLLOW_S):
+            try:
+                if self._is_loaded:
+                    self.library.refresh()
+                if self.library.store is not known:  # here, or by who went back from the page
+                    known = self.library.store
+                    self._took_up_a_model()
+                said = ""
+            except Exception as error:  # the old vectors are still there
+                if said != str(error):
+                    _log.error("model", extra={"fields": {"problem": f"not changed: {error}"}})
+                said = str(error) or type(error).__name__
+
+    def _took_up_a_model(self) -> None:
+        self._candidates_read = float("-inf")
+        if self.problem:
+            self.problem = ""
+            self._load()
+        _log.info("model", extra={"fields": {"changed_to": self.library.store.stamp.name}})
 
     def _take(self, is_first: bool) -> list[_Task] | None:
         """The next searches, this thread's share of them and at most a batch; anything else comes alone.
@@ -179,11 +205,12 @@ class Engine:
             while (
                 self._waiting
                 and len(batch) < share
-                and all(isinstance(task.work, Search) for task in (batch[0], self._waiting[0]))
+                and all(isinstance(task.work, SearchRequest) for task in (batch[0], self._waiting[0]))
             ):
                 batch.append(self._waiting.popleft())
             self.metrics.waiting.set(len(self._waiting))
             self._num_busy += 1
+            self.metrics.searching.set(self._num_busy)
             if self._waiting:
                 self._changed.notify_all()
             # Alone it may have every core; matrix products on all of them at once get in each other's way.
@@ -195,49 +222,75 @@ class Engine:
         if self.problem:
             for task in batch:
                 task.finish(error=Problem(503, "not_ready", self.problem, retry_after=30))
-        elif batch and not isinstance(batch[0].work, Search):
-            with self._encoding:
+        elif batch and not isinstance(batch[0].work, SearchRequest):
+            with self.library.searcher.encoder.texts.encoding, batch[0].deadline.active():
                 batch[0].finish(batch[0].work())
         elif batch:
-            self._search([(task, task.work) for task in batch if isinstance(task.work, Search)])
+            self._search([(task, task.work) for task in batch if isinstance(task.work, SearchRequest)])
 
-    def _search(self, batch: Sequence[tuple[_Task, Search]]) -> None:
+    def _search(self, batch: Sequence[tuple[_Task, SearchRequest]], *, is_again: bool = False) -> None:
         """One failure is that search's own, unless it is of what they share: that is raised."""
+        searcher = self.library.searcher
+        failed: list[tuple[_Task, SearchRequest, Exception]] = []
+        try:
+            self._search_with(searcher, batch, failed, is_again=is_again)
+        except Exception:
+            if is_again or not self._was_changed(searcher):
+                raise
+            return self._search(batch, is_again=True)
+        if failed and not is_again and self._was_changed(searcher):
+            return self._search([(task, request) for task, request, _ in failed], is_again=True)
+        for task, _, error in failed:
+            task.finish(error=error)
+
+    def _was_changed(self, searcher: Searcher) -> bool:
+        """Whether the model was changed: its vectors may have been forgotten in the middle of a search."""
+        with suppress(Exception):
+            self.library.refresh()
+        return self.library.searcher is not searcher
+
+    def _search_with(
+        self,
+        searcher: Searcher,
+        batch: Sequence[tuple[_Task, SearchRequest]],
+        failed: list[tuple[_Task, SearchRequest, Exception]],
+        *,
+        is_again: bool,
+    ) -> None:
         started = time.perf_counter()
         self.metrics.batch.observe(len(batch))
-        found: list[tuple[_Task, list[Found]]] = []
-        texts = self._encode([search for _, search in batch])
+        rankings: list[tuple[_Task, SearchRequest, Ranking]] = []
+        texts = self._encode(searcher, [request for _, request in batch])
         candidates = self._default_candidates()
-        for task, search in batch:
+        for task, request in batch:
             try:
-                found.append((task, self._find(search, texts, candidates)))
+                with task.deadline.active():
+                    ranking = searcher.find(request, texts=texts, default_candidates=candidates)
+                rankings.append((task, request, ranking))
+            except (QueryError, TimeLimitError) as error:
+                if request.like is not None and not is_again and self._was_changed(searcher):
+                    failed.append((task, request, error))  # the item is there, among other vectors
+                else:
+                    task.finish(error=error)
             except Exception as error:
-                task.finish(error=error)
-        shown = self.library.searcher.show([items for _, items in found])
-        for (task, _), hits in zip(found, shown, strict=True):
-            task.finish(hits)
+                failed.append((task, request, error))
+        shown = searcher.show([ranking for _, _, ranking in rankings])
+        for (task, request, ranking), hits in zip(rankings, shown, strict=True):
+            has_lost = not hits or len(hits) < len(ranking.ids)  # items that were there a moment ago
+            if has_lost and not is_again and self._was_changed(searcher):
+                failed.append((task, request, LibraryError("these vectors are gone")))
+            else:
+                task.finish(hits)
         self.metrics.search_seconds.observe(time.perf_counter() - started)
 
-    def _encode(self, searches: Sequence[Search]) -> dict[str, TextFeatures]:
+    def _encode(self, searcher: Searcher, requests: Sequence[SearchRequest]) -> dict[str, TextFeatures]:
         """Every text of the batch, and in the same call of the encoder what is asked next."""
-        wanted = _texts_of(searches)
-        found = {text: known for text in wanted if (known := self._texts.get(text)) is not None}
-        if len(found) == len(wanted):
-            return found  # without waiting for whoever has the encoder, with a clip maybe
-        with self._encoding:
-            texts = [text for text in wanted if text not in self._texts]
-            if texts:
-                with self._changed:
-                    ahead = _texts_of(task.work for task in self._waiting if isinstance(task.work, Search))
-                more = [text for text in ahead if text not in self._texts and text not in wanted]
-                texts += more[: max(0, self.options.max_batch - len(texts))]
-                features = self.library.model.encode_text(texts)
-                for row, text in enumerate(texts):
-                    self._texts[text] = _row(features, row)
-            num_over = max(0, len(self._texts) - _CACHED_TEXTS)
-            for text in [text for text in self._texts if text not in wanted][:num_over]:
-                del self._texts[text]
-            return {text: self._texts[text] for text in wanted}
+
+        def ahead() -> list[str]:
+            with self._changed:
+                return _texts_of(task.work for task in self._waiting if isinstance(task.work, SearchRequest))
+
+        return searcher.encoder.texts.get(_texts_of(requests), ahead=ahead, at_once=self.options.max_batch)
 
     def _default_candidates(self) -> int:
         """What the library says, as of a few seconds ago: an audit is rare, and the note has to be read."""
@@ -246,44 +299,6 @@ class Engine:
             self._candidates, self._candidates_read = self.library.default_candidates, now
         return self._candidates
 
-    def _find(self, search: Search, texts: Mapping[str, TextFeatures], candidates: int) -> list[Found]:
-        searcher = self.library.searcher
-        skip: frozenset[str] = frozenset()
-        if search.terms:
-            text = _joined([texts[term.text] for term in search.terms])
-            probe = searcher.text_probe(search.terms, text)
-        else:
-            video = search.video if search.video is not None else self.library.features(like=search.like)
-            probe = searcher.video_probe(video)
-            skip = frozenset([search.like] if search.like else [])
-        rules = SearchRules(
-            top=search.top,
-            candidates=search.candidates or candidates,
-            where=search.where,
-            min_score=search.min_score,
-            unique=search.unique,
-            explain=search.explain,
-            skip=skip,
-        )
-        return searcher.find(probe, rules)
 
-
-def _texts_of(searches: Iterable[Search]) -> dict[str, None]:
-    return dict.fromkeys(term.text for search in searches for term in search.terms)
-
-
-def _row(features: TextFeatures, row: int) -> TextFeatures:
-    """One text without the padding that its batch mates made necessary."""
-    length = int(features.mask_TW[row].nonzero().max()) + 1
-    return TextFeatures(
-        features.text_TD[row : row + 1].clone(),
-        features.words_TWD[row : row + 1, :length].clone(),
-        features.mask_TW[row : row + 1, :length].clone(),
-    )
-
-
-def _joined(rows: Sequence[TextFeatures]) -> TextFeatures:
-    width = max(row.mask_TW.shape[1] for row in rows)
-    padded = [torch.nn.functional.pad(row.words_TWD, (0, 0, 0, width - row.mask_TW.shape[1])) for row in rows]
-    masks = [torch.nn.functional.pad(row.mask_TW, (0, width - row.mask_TW.shape[1])) for row in rows]
-    return TextFeatures(torch.cat([row.text_TD for row in rows]), torch.cat(padded), torch.cat(masks))
+def _texts_of(requests: Iterable[SearchRequest]) -> list[str]:
+    return [term.text for request in requests for term in request.all_terms]

@@ -1,4 +1,4 @@
-"""The process of a job: `python -m gare.serve.job_process '{"kind": "index", …}'`.
+"""The process of a job: `python -m gare.serve.job_process`. It reads `{"kind": "index", …}` from stdin.
 
 It says on stdout where it is, a JSON object a line. When stdin is closed (the server cancels, or was killed)
 it ends where nothing is half done.
@@ -10,17 +10,29 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
 
 def main() -> None:
+    """Do the job that the first line describes."""
     try:
+        order = _read_order()
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-        _do(json.loads(sys.argv[1]))
+        _do(order)
     except KeyboardInterrupt:
         _say(event="interrupted")
+
+
+def _read_order() -> dict[str, Any]:
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what follows is for the thread that waits for the end
+        byte = os.read(0, 1)
+        if not byte:
+            raise KeyboardInterrupt
+        line += byte
+    order: dict[str, Any] = json.loads(line)
+    return order
 
 
 def _do(order: dict[str, Any]) -> None:
@@ -30,15 +42,18 @@ def _do(order: dict[str, Any]) -> None:
     if hasattr(os, "nice"):
         os.nice(5)  # searches come first
     try:
-        with Library.open(order["library"], model=order["model"], create=False) as library:
-            {"index": _index, "audit": _audit}[order["kind"]](library, order)
+        is_change = order["kind"] == "change"
+        with Library.open(
+            order["library"], model=order["model"], create=False, change_model=is_change
+        ) as library:
+            {"index": _index, "change": _index, "audit": _audit}[order["kind"]](library, order)
     except GareError as error:
         _say(event="failed", message=str(error))
 
 
 def _index(library: Any, order: dict[str, Any]) -> None:
-    from gare.library.indexer import IndexOptions
-    from gare.library.report import IndexProgress
+    from gare.library.index.index_report import IndexProgress
+    from gare.library.index.index_run import IndexOptions
 
     def on_progress(progress: IndexProgress) -> None:
         _say(
@@ -56,12 +71,10 @@ def _index(library: Any, order: dict[str, Any]) -> None:
 
 
 def _audit(library: Any, order: dict[str, Any]) -> None:
-    from gare.library.audit import audit
-
     def on_progress(done: int, total: int) -> None:
         _say(event="progress", done=done, total=total, failed=0, path="")
 
-    _say(event="done", report=dataclasses.asdict(audit(library, on_progress=on_progress)))
+    _say(event="done", report=dataclasses.asdict(library.audit(on_progress=on_progress)))
 
 
 def _say(**fields: Any) -> None:

@@ -13,7 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gare.errors import GareError, LibraryError, QueryError, VideoError
+from gare.errors import GareError, LibraryError, QueryError, TimeLimitError, VideoError
+from gare.library.search.search_request import BadTextError
+from gare.serve.page_templates import render
 
 _log = logging.getLogger("gare.serve")
 API = "/api/"
@@ -38,6 +40,7 @@ class Problem(ApiException):  # of that kind: others are turned into a 400 while
 def problem_body(
     status: int, code: str, message: str, *, request_id: str = "", details: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
+    """The JSON of an error."""
     return {
         "error": {
             "code": code,
@@ -50,6 +53,7 @@ def problem_body(
 
 
 def add_handlers(app: FastAPI) -> None:
+    """Give every error of an app the shape of `Error`."""
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -67,8 +71,6 @@ def answer(
     details: Sequence[Mapping[str, Any]] = (),
 ) -> Response:
     """JSON for programs, a page for people."""
-    from gare.serve.pages import render
-
     if wants_page(request):
         context = {"status": status, "phrase": HTTPStatus(status).phrase, "message": message}
         return render(request, "error.html", context, status=status, headers=headers)
@@ -79,6 +81,7 @@ def answer(
 
 
 def wants_page(request: Request) -> bool:
+    """Whether a browser asked for a page: an error is then shown as one."""
     return not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", "")
 
 
@@ -109,12 +112,21 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_gare_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, TimeLimitError):
+        return answer(request, 503, "timeout", str(error), headers={"Retry-After": "5"})
     if isinstance(error, LibraryError):
-        _log.error("library", extra={"fields": {"problem": str(error)}})
+        log_library_error(error, request.scope.get("request_id", ""))
         return answer(request, 503, "library_unavailable", str(error), headers={"Retry-After": "5"})
     code = "bad_query" if isinstance(error, QueryError) else "bad_request"
+    code = "bad_text" if isinstance(error, BadTextError) else code
     code = "unreadable_upload" if isinstance(error, VideoError) else code
     return answer(request, 422, code, str(error))
+
+
+def log_library_error(error: LibraryError, request_id: str = "") -> None:
+    """Tell the operator what kind of trouble the library is in, and where; the message went to who asked."""
+    fields = {"request_id": request_id, "kind": type(error).__name__, "problem": error.logged}
+    _log.error("library", exc_info=error, extra={"fields": fields})
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gare.serve.options import ServeOptions, is_loopback
-from gare.serve.problems import Problem, wants_page
+from gare.serve.problems import API, Problem, wants_page
+from gare.serve.reverse_proxy import DIRECT_HOST
+from gare.serve.serve_options import ServeOptions, is_loopback
 
 COOKIE = "gare_session"
 _PUBLIC = ("/login", "/api/v1/health", "/api/v1/ready", "/favicon.ico")
-_SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class GuardRequests:
@@ -39,38 +39,61 @@ class GuardRequests:
     def _may_enter(self, request: Request) -> bool:
         path = request.url.path
         is_public = path in _PUBLIC or path.startswith("/static/")
-        return not self._options.token or is_public or self._is_known(request)
+        return not self._options.token or is_public or is_known(request, self._options)
 
     def _check_host(self, request: Request) -> None:
-        """A name that some web site points at this machine is not this machine (DNS rebinding)."""
-        if not self._options.is_local:
-            return
-        if not is_loopback(host_name(request.headers.get("host", ""))):
-            raise Problem(
-                421,
-                "wrong_host",
-                f"this server is only for this machine: open {request.url.scheme}"
-                f"://localhost:{self._options.port}",
-            )
+        """A name that some web site points at this machine is not this machine (DNS rebinding).
+
+        A page under such a name can write any header but Host, so a proxy's word does not replace it.
+        """
+        direct = request.scope.get(DIRECT_HOST, b"").decode("latin-1")
+        given = [header for header in (direct, request.headers.get("host", "")) if header]
+        for header in given:
+            if not self._options.answers_to(host_name(header)):
+                raise self._wrong_host()
+        if not given and is_loopback(self._options.host):  # no browser leaves it out
+            raise self._wrong_host()
+
+    def _wrong_host(self) -> Problem:
+        if self._options.is_local:
+            advice = f"only for this machine: open http://localhost:{self._options.port}"
+        else:
+            advice = "not known under this name; the operator can add it with --trusted-host NAME"
+        return Problem(421, "wrong_host", f"this server is {advice}")
 
     def _check_origin(self, request: Request) -> None:
-        """Browsers say who asks. Changes come from our own page, or from no page at all."""
-        if request.method in _SAFE:
-            return
-        origin = request.headers.get("origin")
-        is_foreign = origin is not None and _place(origin) != request.headers.get("host", "")
-        if is_foreign or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        """Browsers say who asks: our own page, or no page at all.
+
+        Another page could not read the answer, but an `<img src="…/api/v1/search?…">` in it would still cost
+        a search. It may link to our pages, and that is all.
+        """
+        headers = request.headers
+        origin = headers.get("origin")
+        is_foreign = origin is not None and _place(origin) != headers.get("host", "")
+        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if is_foreign and request.method != "OPTIONS" and not _is_link(request):
             raise Problem(403, "foreign_origin", "another web page asked for this; it was refused")
 
-    def _is_known(self, request: Request) -> bool:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and is_token(given.strip(), self._options):
-            return True
-        return _same(request.cookies.get(COOKIE, ""), session_value(self._options))
+
+def is_known(request: Request, options: ServeOptions) -> bool:
+    """Whether a request comes from somebody with the token."""
+    if options.token is None:
+        return False
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and is_token(given.strip(), options):
+        return True
+    return _same(request.cookies.get(COOKIE, ""), session_value(options))
+
+
+def _is_link(request: Request) -> bool:
+    """Whether somebody followed a link to one of our pages: a whole page is opened, not a part of another."""
+    headers = request.headers
+    is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return is_opened and request.method in ("GET", "HEAD") and not request.url.path.startswith(API)
 
 
 def _show_the_door(request: Request) -> Response:
-    """To the login page for people; a program is told what is missing."""
+    """Send a person to the login page, and tell a program that it needs the token."""
     if not (wants_page(request) and request.method == "GET"):
         message = "send the token of this server as 'Authorization: Bearer …'"
         raise Problem(401, "token_needed", message, WWW_Authenticate="Bearer")
@@ -79,6 +102,7 @@ def _show_the_door(request: Request) -> Response:
 
 
 def is_token(given: str, options: ServeOptions) -> bool:
+    """Whether this is the token of the server."""
     return options.token is not None and _same(given, options.token)
 
 
@@ -88,7 +112,8 @@ def session_value(options: ServeOptions) -> str:
 
 
 def host_name(header: str) -> str:
-    """
+    """The host of a Host header, without its port.
+
     >>> host_name("localhost:8080"), host_name("[::1]:8080"), host_name("127.0.0.1")
     ('localhost', '::1', '127.0.0.1')
     """
@@ -117,5 +142,5 @@ def local_target(target: str) -> str:
 
 
 def _same(given: str, wanted: str) -> bool:
-    """In the same time, however much of it is right."""
+    """Whether both are equal, compared in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())

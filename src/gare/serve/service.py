@@ -1,30 +1,44 @@
-"""What the routes share: the library and everything that works on it."""
+"""What the routes share: the library and everything that works on it.
+
+A route asks for it in its signature: `service: SharedService`, or `library: SharedLibrary` for the library
+alone. The same works for a route that someone else adds to the app.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from anyio import to_thread
+from fastapi import Depends
 from starlette.requests import Request
 
-from gare.library.filters import And, DurationBetween, Filter, InFolder, ModifiedBetween, parse_filter
+from gare.errors import LibraryError
+from gare.library.filters import Filter
 from gare.library.library import Library
-from gare.library.query import Term, parse_query
-from gare.library.search import SearchHit
-from gare.serve import schemas
-from gare.serve.batching import Engine, Search
-from gare.serve.jobs import Jobs
-from gare.serve.metrics import Metrics
-from gare.serve.options import ServeOptions
+from gare.library.search.search_hit import Hits, SearchHit
+from gare.library.search.search_request import SearchRequest, StaleFeaturesError
+from gare.library.store.read_deadline import checked
+from gare.library.store.row_checksums import damaged_frame_columns
+from gare.serve import api_schemas as schemas
+from gare.serve.batching import Engine
+from gare.serve.content_check import ContentChecks
+from gare.serve.index_jobs import Jobs
+from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
+from gare.serve.serve_options import ServeOptions
 from gare.serve.uploads import Uploads
+from gare.types import VideoFeatures
 
+Result = TypeVar("Result")
+_log = logging.getLogger("gare.serve")
 _ITEM_COLUMNS = ["id", "path", "start", "end", "width", "height", "modified", "tags", "content"]
 _FOLDERS_FOR_S = 20.0
 _COUNT_FOR_S = 1.0
@@ -32,6 +46,8 @@ _COUNT_FOR_S = 1.0
 
 @dataclass
 class Service:
+    """A library, and what a server does with it: searches in batches, uploads, jobs."""
+
     library: Library
     options: ServeOptions
     metrics: Metrics
@@ -42,70 +58,66 @@ class Service:
 
     @cached_property
     def uploads(self) -> Uploads:
+        """Pictures and clips that people search with."""
         return Uploads(self.engine, self.options, self.metrics)
 
     @cached_property
     def jobs(self) -> Jobs:
+        """Indexing and audits started from the page."""
         return Jobs(self.library, self.model_name, self.options, self.metrics)
 
     @cached_property
+    def content_checks(self) -> ContentChecks:
+        """Whether files are still those that were indexed."""
+        return ContentChecks()
+
+    @cached_property
     def folder_list(self) -> FolderList:
+        """The folders that the page offers as a filter."""
         return FolderList(self.library)
 
     # --- searching ------------------------------------------------------------------------------------------
 
-    async def search(self, body: schemas.SearchBody, *, more: tuple[Term, ...] = ()) -> schemas.Results:
-        """A page of hits; `more` are further terms, such as the negative chips of the page."""
+    async def search(self, request: SearchRequest, *, upload: str | None = None) -> schemas.Results:
+        """A page of hits; `upload` is the name of what was searched with, for later searches."""
         started = time.perf_counter()
-        search = self._make_search(body, more)
-        hits = await self.engine.search(search)
-        shown = hits[body.offset : body.offset + body.limit]
-        reached = body.offset + body.limit
+        one_more = replace(request, top=request.top + 1)  # is there a next page?
+        hits = await self._hits(one_more, upload)
+        has_more = len(hits) > request.top and request.reach <= _LAST_OFFSET
         return schemas.Results(
-            hits=[schemas.make_hit(hit) for hit in shown],
-            offset=body.offset,
-            next_offset=reached if len(hits) > reached and reached <= _LAST_OFFSET else None,
+            hits=[schemas.make_hit(hit) for hit in hits[: request.top]],
+            offset=request.offset,
+            next_offset=request.reach if has_more else None,
             library_size=await self.count(),
+            certificate=None if hits.certificate is None else schemas.Certificate(**vars(hits.certificate)),
             took_ms=round(1000 * (time.perf_counter() - started), 2),
-            upload=body.upload,
+            upload=upload,
+            notices=self.library.searcher.notices(request),
         )
 
-    def _make_search(self, body: schemas.SearchBody, more: tuple[Term, ...]) -> Search:
-        given = [body.query is not None, bool(body.terms), body.like is not None, body.upload is not None]
-        if sum(given) != 1:
-            raise Problem(422, "bad_query", "search for one thing: query, terms, like or upload")
-        if more and body.query is None:
-            raise Problem(422, "bad_query", "unwanted words go with a query; pictures and items have none")
-        terms: tuple[Term, ...] = ()
-        if body.query is not None:
-            terms = (*parse_query(body.query), *more)
-        elif body.terms:
-            terms = (*(Term(term.text, term.weight) for term in body.terms if term.weight), *more)
-            if not any(term.weight > 0 for term in terms):
-                raise Problem(422, "bad_query", "only says what is not wanted; say what is, too")
-        for term in terms:
-            check_text(term.text)
-        return Search(
-            terms=terms,
-            video=self.uploads.get(body.upload).features if body.upload is not None else None,
-            like=body.like,
-            top=body.offset + body.limit + 1,
-            where=make_filter(body),
-            min_score=body.min_score,
-            unique=body.unique,
-            explain=body.explain,
-            candidates=body.candidates,
-        )
+    async def _hits(self, request: SearchRequest, upload: str | None) -> Hits:
+        if upload is None:
+            return await self.engine.search(request)
+        try:
+            made_by = self.uploads.get(upload).made_by
+            return await self.engine.search(replace(request, made_by=made_by))
+        except StaleFeaturesError as error:
+            raise Problem(410, "upload_gone", f"{error}; drop it again") from None
 
-    async def find(self, body: schemas.SearchBody, more: tuple[Term, ...], item_id: str) -> SearchHit | None:
+    async def find(
+        self, request: SearchRequest, item_id: str, *, upload: str | None = None
+    ) -> SearchHit | None:
         """An item among the hits of a search, with its explanation. Most are near the top."""
-        for limit in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
-            wide = body.model_copy(update={"offset": 0, "limit": limit, "explain": True})
-            hits = await self.engine.search(self._make_search(wide, more))
+        for most in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
+            hits = await self._hits(replace(request, offset=0, top=most + 1, explain=True), upload)
             hit = next((hit for hit in hits if hit.id == item_id), None)
-            if hit is not None or len(hits) <= limit:
+            if hit is not None or len(hits) <= most:
                 return hit
         return None
+
+    def features(self, upload: str | None) -> VideoFeatures | None:
+        """The frame vectors of an upload that is still kept; None for no upload."""
+        return None if upload is None else self.uploads.get(upload).features
 
     async def count(self) -> int:
         """Items of the library, as of a second ago: a database counts row by row."""
@@ -121,7 +133,7 @@ class Service:
         """Items by the day they were added, the newest first, and how many there are."""
         import pyarrow as pa
 
-        batches = list(self.library.store.scan(where=where, columns=["id", "added"]))
+        batches = list(checked(self.library.store.scan(where=where, columns=["id", "added"])))
         if not batches:
             return [], 0
         table = pa.Table.from_batches(batches)
@@ -131,16 +143,42 @@ class Service:
         return rows, table.num_rows
 
     def item(self, item_id: str) -> dict[str, Any]:
-        row = self.library.get(item_id)
+        """An item as a row of plain values; 404 if there is none."""
+        row = self._read(lambda: self.library.get(item_id))
         if row is None:
             raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
         return row
 
+    def _read(self, read: Callable[[], Result | None]) -> Result | None:
+        """Read something; again, if it was read from vectors that were forgotten meanwhile."""
+        store = self.library.store
+        try:
+            found = read()
+        except (LibraryError, OSError, ValueError):
+            self.library.refresh()
+            if self.library.store is store:
+                raise
+            return read()
+        if found is None:
+            self.library.refresh()
+            return read() if self.library.store is not store else None
+        return found
+
     def picture(self, item_id: str, column: str) -> bytes:
-        rows = self.library.store.fetch([item_id], [column])
-        if not len(rows):
+        """The JPEG in a column of an item; 404 if there is none."""
+
+        def read() -> dict[str, Any] | None:
+            rows = self.library.store.fetch([item_id], ["frames_key", column]).to_pylist()
+            return rows[0] if rows else None
+
+        row = self._read(read)
+        if row is None:
             raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
-        content: bytes = rows[column][0].as_py()
+        if damaged_frame_columns(row["frames_key"], row):
+            message = f"the {column} of item '{item_id}' is damaged; 'gare check --repair' makes it anew"
+            _log.warning(message)
+            raise Problem(404, "damaged", message)
+        content: bytes = row[column]
         return content
 
     def folders(self) -> list[schemas.Folder]:
@@ -155,38 +193,23 @@ _LAST_OFFSET = schemas.MOST_REACHED - schemas.MOST_SHOWN
 
 
 async def get_service(request: Request) -> Service:  # a plain function would be sent to another thread
+    """The service of the app that a request came to."""
     service: Service = request.app.state.service
     return service
 
 
+async def get_library(request: Request) -> Library:
+    """The library of the app that a request came to. What needs its model goes through `Service.engine`."""
+    return (await get_service(request)).library
+
+
+SharedService = Annotated[Service, Depends(get_service)]
+SharedLibrary = Annotated[Library, Depends(get_library)]
+
+
 def folder_id(path: str) -> str:
+    """A short name for a folder, to be used in addresses."""
     return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-
-
-def make_filter(filters: schemas.Filters) -> Filter | None:
-    parts: list[Filter] = []
-    if filters.where and filters.where.strip():
-        parts.append(parse_filter(filters.where))
-    if filters.folder:
-        check_text(filters.folder)
-        parts.append(InFolder(filters.folder))
-    if filters.shortest is not None or filters.longest is not None:
-        parts.append(DurationBetween(filters.shortest, filters.longest))
-    if filters.after is not None or filters.before is not None:
-        parts.append(ModifiedBetween(filters.after, filters.before))
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else And(tuple(parts))
-
-
-def check_text(text: str) -> None:
-    """Refuse what no text can contain: it would fail deep inside a tokeniser or a database."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Problem(422, "bad_text", "characters that no text can contain") from None
-    if "\0" in text:
-        raise Problem(422, "bad_text", "characters that no text can contain")
 
 
 class FolderList:
@@ -203,7 +226,7 @@ class FolderList:
         with self._mutex:
             if time.monotonic() - self._read_at > _FOLDERS_FOR_S:
                 counts: dict[str, int] = {}
-                for batch in self._library.store.scan(columns=["path"]):
+                for batch in checked(self._library.store.scan(columns=["path"])):
                     for path in batch.column("path").to_pylist():
                         folder = path.rpartition("/")[0] or "/"
                         counts[folder] = counts.get(folder, 0) + 1
@@ -212,4 +235,5 @@ class FolderList:
             return self._folders
 
     def forget(self) -> None:
+        """Read the folders again when they are next asked for."""
         self._read_at = -_FOLDERS_FOR_S

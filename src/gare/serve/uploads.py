@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -20,15 +21,15 @@ import torch
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from gare.data.transforms import normalise
+from gare.data.decoder_messages import Failure
 from gare.data.workers import Limits, WorkerPool
-from gare.library.extract import Failure
-from gare.model import GARE
+from gare.library.search.searcher import Searcher
+from gare.model.gare import stack_clips
 from gare.serve.batching import Engine
-from gare.serve.decoding import Kind, Upload, decode_upload, sniff
-from gare.serve.metrics import Metrics
-from gare.serve.options import ServeOptions
+from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
+from gare.serve.serve_options import ServeOptions
+from gare.serve.upload_decoding import Kind, Upload, UploadTask, decode_upload, sniff
 from gare.types import VideoFeatures
 
 _KEPT = 64
@@ -43,9 +44,13 @@ class KeptUpload:
     id: str
     kind: Kind
     features: VideoFeatures
+    made_by: str
+    """The fingerprint of the model that made them."""
 
 
 class Uploads:
+    """Takes uploads in, decodes and encodes them, and keeps their features a while."""
+
     def __init__(self, engine: Engine, options: ServeOptions, metrics: Metrics) -> None:
         self._engine, self._options, self._metrics = engine, options, metrics
         self._kept: OrderedDict[str, KeptUpload] = OrderedDict()
@@ -58,20 +63,25 @@ class Uploads:
             seconds=options.decode_seconds,
             cpu_seconds=int(options.decode_seconds) + 1,
             memory_bytes=options.decode_bytes,
+            file_seconds=4 * options.decode_seconds,
+            bytes_per_second=math.inf,
         )
         self._all_pools = [
-            WorkerPool(decode_upload, 1, limits=limits) for _ in range(options.max_uploads)
+            WorkerPool(decode_upload, 1, task=UploadTask, limits=limits, items_per_process=1)
+            for _ in range(options.max_uploads)
         ]  # each starts its process when it is first needed
         for pool in self._all_pools:
             self._pools.put_nowait(pool)
 
     def close(self) -> None:
+        """End the decoding processes."""
         self._is_closed = True
         for pool in self._all_pools:
             pool.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def get(self, upload_id: str) -> KeptUpload:
+        """An upload that is still kept; an error if it is not."""
         if upload_id not in self._kept:
             raise Problem(
                 410,
@@ -106,6 +116,13 @@ class Uploads:
             if not self._by_client[client]:
                 del self._by_client[client]
 
+    async def take_again(self, form: FormData) -> KeptUpload:
+        """The same upload once more: the model was changed while it was searched with."""
+        file = form["file"]
+        assert isinstance(file, UploadFile)
+        await file.seek(0)
+        return await self._take_in(file)
+
     async def _take_in(self, file: UploadFile) -> KeptUpload:
         kind = sniff(await file.read(512))
         if kind is None:
@@ -117,20 +134,20 @@ class Uploads:
         path = self._folder / secrets.token_hex(8)
         try:
             await asyncio.to_thread(_copy, file, path)
-            pixels = await self._decode(Upload(str(path), kind, *await self._engine.call(self._wanted)))
+            # One model decides how it is decoded and encodes it, whatever model the library has then.
+            searcher = await self._engine.call(lambda: self._engine.library.searcher)
+            wanted = searcher.model.encoder.image_format
+            num_frames = searcher.model.config.num_frames
+            pixels = await self._decode(Upload(str(path), kind, num_frames, wanted.size, wanted.fit))
         finally:
             path.unlink(missing_ok=True)
-        features = await self._engine.call(partial(encode_pixels, self._engine, pixels))
+        features = await self._engine.call(lambda: _encode(searcher, pixels))
         self._metrics.uploads.labels("taken").inc()
-        kept = KeptUpload(secrets.token_urlsafe(12), kind, features)
+        kept = KeptUpload(secrets.token_urlsafe(12), kind, features, made_by=searcher.store.stamp.fingerprint)
         self._kept[kept.id] = kept
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return kept
-
-    def _wanted(self) -> tuple[int, int]:
-        model = self._engine.library.model
-        return model.config.num_frames, model.backbone.image_format.size
 
     async def _decode(self, upload: Upload) -> np.ndarray:
         # A request that ran out of time must not give back a process that still works on its file: the next
@@ -138,7 +155,8 @@ class Uploads:
         result = await asyncio.shield(asyncio.ensure_future(self._decode_in_turn(upload)))
         if isinstance(result, Failure):
             self._metrics.uploads.labels("unreadable").inc()
-            raise Problem(422, "unreadable_upload", f"the file cannot be used: {result.message}")
+            message = result.message.replace(upload.path, "the upload")  # where it lay is nobody's business
+            raise Problem(422, "unreadable_upload", f"the file cannot be used: {message}")
         return result
 
     async def _decode_in_turn(self, upload: Upload) -> np.ndarray | Failure:
@@ -172,15 +190,13 @@ class Uploads:
         return result if result is not None else Failure("unreadable", "it gave no frame")
 
 
+@torch.no_grad()
+def _encode(searcher: Searcher, pixels_FHWC: np.ndarray) -> VideoFeatures:
+    clip_FCHW = torch.from_numpy(pixels_FHWC.copy()).permute(0, 3, 1, 2)
+    with searcher.encoder.texts.encoding:
+        return searcher.model.encode_frames(*stack_clips([clip_FCHW]))
+
+
 def _copy(file: UploadFile, path: Path) -> None:
     with open(path, "xb", opener=partial(os.open, mode=0o600)) as target:
         shutil.copyfileobj(file.file, target, 2**20)
-
-
-def encode_pixels(engine: Engine, pixels: np.ndarray) -> VideoFeatures:
-    model: GARE = engine.library.model
-    bytes_VFCHW = torch.from_numpy(pixels.copy()).to(model.device).permute(0, 3, 1, 2)[None]
-    format_ = model.backbone.image_format
-    mask_VF = torch.ones(1, len(pixels), dtype=torch.bool, device=model.device)
-    with torch.no_grad():
-        return model.video_features(normalise(bytes_VFCHW, format_.mean, format_.std), mask_VF)

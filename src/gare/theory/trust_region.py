@@ -57,9 +57,7 @@ def infonce_gradients(
         raise ValueError(
             f"text i belongs to video i, so there must be as many of each; got {list(scores_TV.shape)}"
         )
-    target_TV = torch.eye(scores_TV.shape[0], dtype=scores_TV.dtype, device=scores_TV.device)
-    rows_TV = (scores_TV / temperature).softmax(dim=1) - target_TV
-    columns_TV = (scores_TV / temperature).softmax(dim=0) - target_TV
+    rows_TV, columns_TV = (_residual(scores_TV / temperature, dim) for dim in (1, 0))
     residual_TV = {
         "text_to_video": rows_TV,
         "video_to_text": columns_TV,
@@ -71,9 +69,25 @@ def infonce_gradients(
     return InfoNCEGradients(gradient_TVD, gradient_TVD.sum(dim=1))
 
 
+def _residual(logits_TV: Tensor, dim: int) -> Tensor:
+    """Softmax minus one-hot; on the diagonal the sum of the others, which is exact where softmax − 1 is 0."""
+    wrong_TV = logits_TV.softmax(dim=dim)
+    wrong_TV = wrong_TV - wrong_TV.diagonal().diag_embed()
+    return wrong_TV - wrong_TV.sum(dim=dim).diag_embed()
+
+
+def _direction(gradient_TVD: Tensor) -> Tensor:
+    """A gradient at unit length, however short it is; only zero stays zero.
+
+    `F.normalize` divides by at least 1e-12, and the square of 1e-30 is 0 in float32: hence the scaling first.
+    """
+    largest_TV1 = gradient_TVD.abs().amax(dim=-1, keepdim=True)
+    return F.normalize(gradient_TVD / torch.where(largest_TV1 > 0, largest_TV1, 1), dim=-1)
+
+
 def uncoupled_step(gradient_TVD: Tensor, radius_TV: Tensor) -> Tensor:
     """The best increment of length `radius` to first order, from zero: −radius · ĝ."""
-    return -radius_TV[..., None] * F.normalize(gradient_TVD, dim=-1)
+    return -radius_TV[..., None] * _direction(gradient_TVD)
 
 
 def coupled_step(increment_TVD: Tensor, gradient_TVD: Tensor, radius_TV: Tensor) -> TrustRegionStep:
@@ -81,18 +95,21 @@ def coupled_step(increment_TVD: Tensor, gradient_TVD: Tensor, radius_TV: Tensor)
 
     length = Delta·ĝ + sqrt((Delta·ĝ)² − |Delta|² + radius²). Where the line never comes as close to the
     origin as the radius, there is no such step: the closest point is returned and `feasible_TV` is false.
+    A gradient of zero gives no line: the increment stays, which is feasible if it has that radius already.
     """
-    unit_gradient_TVD = F.normalize(gradient_TVD, dim=-1)
+    unit_gradient_TVD = _direction(gradient_TVD)
     along_TV = (increment_TVD * unit_gradient_TVD).sum(dim=-1)
     discriminant_TV = along_TV.square() - increment_TVD.square().sum(dim=-1) + radius_TV.square()
-    length_TV = along_TV + discriminant_TV.clamp_min(0).sqrt()
+    has_line_TV = gradient_TVD.any(dim=-1)
+    length_TV = (along_TV + discriminant_TV.clamp_min(0).sqrt()) * has_line_TV
     moved_TVD = increment_TVD - length_TV[..., None] * unit_gradient_TVD
-    return TrustRegionStep(moved_TVD, length_TV, discriminant_TV >= 0)
+    feasible_TV = torch.where(has_line_TV, discriminant_TV >= 0, increment_TVD.norm(dim=-1) == radius_TV)
+    return TrustRegionStep(moved_TVD, length_TV, feasible_TV)
 
 
 def learned_step(before_TVD: Tensor, after_TVD: Tensor, gradient_TVD: Tensor) -> Tensor:
     """How far an increment really moved against its gradient, [T, V]."""
-    return ((before_TVD - after_TVD) * F.normalize(gradient_TVD, dim=-1)).sum(dim=-1)
+    return ((before_TVD - after_TVD) * _direction(gradient_TVD)).sum(dim=-1)
 
 
 def step_error(learned_TV: Tensor, analytic_TV: Tensor) -> Tensor:

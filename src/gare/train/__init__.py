@@ -1,6 +1,6 @@
 """Training: plain torch, one process or torchrun."""
 
-from gare.train.config import DataConfig, OptimizerConfig, RunConfig
-from gare.train.loop import train
+from gare.train.run_config import DataConfig, OptimizerConfig, RunConfig
+from gare.train.training_run import Observer, TrainingRun, train
 
-__all__ = ["DataConfig", "OptimizerConfig", "RunConfig", "train"]
+__all__ = ["DataConfig", "Observer", "OptimizerConfig", "RunConfig", "TrainingRun", "train"]

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
+from gare import atomic
 from gare.data.loader import FrameSource
 from gare.data.manifest import Split
 from gare.errors import TrainingError
-from gare.evaluate.metrics import METRIC_NAMES
-from gare.evaluate.report import EvaluationResult, format_metric, markdown_rows
-from gare.evaluate.run import evaluate_model
+from gare.evaluate.evaluation_results import EvaluationResult, format_metric, markdown_rows
+from gare.evaluate.model_evaluation import evaluate_model
+from gare.evaluate.rank_metrics import METRIC_NAMES
 from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired_permutation_test
 from gare.model import GARE
 from gare.settings import NotEmpty, Settings
-from gare.train.config import DataConfig, RunConfig
-from gare.train.loop import frozen_features, train
-from gare.train.sources import open_source
+from gare.train.run_config import DataConfig, RunConfig
+from gare.train.scoring_costs import FAST, ScoringCosts, scoring_costs
+from gare.train.training_frames import cached_videos, open_source
+from gare.train.training_run import CONFIG_FILE, LAST, train
 
 SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
 
@@ -43,6 +45,8 @@ class Ablation(Settings):
 
     title: Annotated[str, NotEmpty()]
     rows: Annotated[tuple[AblationRow, ...], NotEmpty()]
+    costs: bool = False
+    """Add a table of what scoring costs: parameters, operations, milliseconds, exact fast scoring."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Cell:
 
     @property
     def is_trained(self) -> bool:
-        return (self.folder / "last").exists()
+        """Whether its final model is there."""
+        return (self.folder / LAST).exists()
 
 
 def run_ablation(
@@ -88,7 +93,7 @@ def run_ablation(
     sources: dict[DataConfig, FrameSource] = {}
     for config in configs.values():
         if config.data not in sources:
-            sources[config.data] = open_source(config)
+            sources[config.data] = open_source(config.data)
 
     def finish(cell: Cell) -> EvaluationResult:
         path, config = cell.folder / f"results-{split}.json", configs[cell]
@@ -98,7 +103,7 @@ def run_ablation(
                 if jobs > 1:
                     _train_in_process(cell, recipe, device)
                 else:
-                    train(config, cell.folder, resume=(cell.folder / "config.toml").exists(), device=device)
+                    train(config, cell.folder, resume=(cell.folder / CONFIG_FILE).exists(), device=device)
             _evaluate_cell(cell, config, sources[config.data], split, device).save(path)
             say(f"finished {cell.row}, seed {cell.seed}")
         return EvaluationResult.read(path)
@@ -114,10 +119,44 @@ def run_ablation(
     return results
 
 
+def measure_costs(
+    ablation: Ablation, recipe: Path, folder: Path, *, seed: int, overrides: Sequence[str], device: Any
+) -> dict[str, ScoringCosts]:
+    """What scoring costs in each row, of the model of one seed; a measured row is not measured again."""
+    found = {}
+    for row in ablation.rows:
+        place = folder / _slug(row.name) / "costs.json"
+        if not place.exists():
+            config = RunConfig.load(recipe, (*overrides, *row.set))
+            model = GARE.from_pretrained(folder / _slug(row.name) / f"seed-{seed}" / "best")
+            model = model.to(device or torch.device("cpu"))
+            words = model.encoder.tokenize(["a"])[0].shape[1]
+            scoring_costs(model, frames=config.data.num_frames, words=max(words, 16)).save(place)
+        found[row.name] = ScoringCosts.read(place)
+    return found
+
+
+def cost_table(costs: Mapping[str, ScoringCosts]) -> str:
+    """Markdown: what scoring costs in each row."""
+    header = ["scoring", "parameters", "kFLOP a pair", "ms for 64 × 64", "exact fast scoring"]
+    rows = [
+        [
+            name,
+            f"{cost.parameters:,}",
+            f"{cost.flops_per_pair / 1000:,.1f}",
+            f"{cost.milliseconds:.1f}",
+            FAST[cost.fast_scoring],
+        ]
+        for name, cost in costs.items()
+    ]
+    device = next(iter(costs.values())).device
+    return markdown_rows(header, rows) + f"\n\nMilliseconds on {device}, the fastest of five.\n"
+
+
 def _train_in_process(cell: Cell, recipe: Path, device: torch.device | None) -> None:
     command = [sys.executable, "-m", "gare", "train", str(recipe), "--out", str(cell.folder)]
     command += [part for override in cell.overrides for part in ("--set", override)]
-    command += ["--resume"] if (cell.folder / "config.toml").exists() else []
+    command += ["--resume"] if (cell.folder / CONFIG_FILE).exists() else []
     command += ["--device", str(device)] if device is not None else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -128,11 +167,6 @@ def _evaluate_cell(
     cell: Cell, config: RunConfig, source: FrameSource, split: Split, device: torch.device | None
 ) -> EvaluationResult:
     model = GARE.from_pretrained(cell.folder / "best").to(device or torch.device("cpu"))
-    features = frozen_features(model, source, config)
-    videos = None
-    if features is not None:
-        with torch.no_grad():
-            videos = model.video_features_from_cache(*features.of(split))
     result, _ = evaluate_model(
         model,
         source,
@@ -141,12 +175,16 @@ def _evaluate_cell(
         seed=cell.seed,
         num_workers=config.data.num_workers,
         allow_missing=config.data.allow_missing,
-        videos=videos,
+        videos=cached_videos(model, source, config.data, split),
     )
     return result
 
 
-def ablation_table(ablation: Ablation, results: dict[str, list[EvaluationResult]]) -> str:
+def ablation_table(
+    ablation: Ablation,
+    results: dict[str, list[EvaluationResult]],
+    costs: Mapping[str, ScoringCosts] | None = None,
+) -> str:
     """Markdown: mean ± sd over seeds, bootstrap interval of the mean, paired test against the first row."""
     summary = summarise(ablation, results)
     parts = [f"## {ablation.title}\n\n{summary['provenance']}\n"]
@@ -174,10 +212,16 @@ def ablation_table(ablation: Ablation, results: dict[str, list[EvaluationResult]
             f"p against {ablation.rows[0].name}",
         ]
         parts.append(markdown_rows(header, rows) + "\n")
+    if costs:
+        parts.append(cost_table(costs))
     return "\n".join(parts)
 
 
-def summarise(ablation: Ablation, results: dict[str, list[EvaluationResult]]) -> dict[str, Any]:
+def summarise(
+    ablation: Ablation,
+    results: dict[str, list[EvaluationResult]],
+    costs: Mapping[str, ScoringCosts] | None = None,
+) -> dict[str, Any]:
     """The numbers of the table, for JSON."""
     first = results[ablation.rows[0].name]
     facts = first[0]
@@ -200,6 +244,8 @@ def summarise(ablation: Ablation, results: dict[str, list[EvaluationResult]]) ->
                     "high": intervals[metric].high,
                     "p_value": None if tests is None else tests[metric].p_value,
                 }
+        if costs:
+            entry["costs"] = asdict(costs[name])
         rows.append(entry)
     seeds = ", ".join(str(run.seed) for run in first)
     provenance = (
@@ -218,10 +264,16 @@ def _pooled(runs: Sequence[EvaluationResult], direction: str) -> tuple[torch.Ten
     return flat_ranks, torch.tensor([query for each in groups for query in each])
 
 
-def save_table(ablation: Ablation, results: dict[str, list[EvaluationResult]], folder: Path) -> Path:
+def save_table(
+    ablation: Ablation,
+    results: dict[str, list[EvaluationResult]],
+    folder: Path,
+    costs: Mapping[str, ScoringCosts] | None = None,
+) -> Path:
     """Write table.md and table.json."""
-    (folder / "table.json").write_text(json.dumps(summarise(ablation, results), indent=1) + "\n")
-    (folder / "table.md").write_text(ablation_table(ablation, results), encoding="utf-8")
+    numbers = summarise(ablation, results, costs)
+    atomic.write_text(folder / "table.json", json.dumps(numbers, indent=1) + "\n")
+    atomic.write_text(folder / "table.md", ablation_table(ablation, results, costs))
     return folder / "table.md"
 
 

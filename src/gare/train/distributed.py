@@ -1,8 +1,9 @@
 """Several processes that together do exactly what one would.
 
 Each process encodes its share of the batch, everyone gathers all features, and everyone computes the whole
-loss with the same dropout. A process then has the full gradient of psi, and of the towers the part that came
-through its own share: the sum of those parts is the gradient of one process with the whole batch.
+loss with the same dropout. A process then has the full gradient of the interaction, and of the towers the
+part that came through its own share: the sum of those parts is the gradient of one process with the whole
+batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from gare.types import TextFeatures, VideoFeatures
 
-TOWER_PREFIXES = ("backbone.", "temporal.")
+TOWER_PREFIXES = ("encoder.", "temporal.")
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the process that writes files."""
         return self.rank == 0
 
 
 def join(device: torch.device | None = None) -> Processes:
-    """Join the others that torchrun started, or be alone."""
+    """Join the processes that torchrun started; without torchrun, this process is the only one."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if device is None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -47,16 +49,16 @@ def join(device: torch.device | None = None) -> Processes:
 
 
 def leave() -> None:
+    """Leave the group of processes, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def gather_text(text: TextFeatures, processes: Processes) -> TextFeatures:
     """The texts of all processes in order; gradients reach this process's own."""
-    width = _largest(text.words_TWD.shape[1], processes)
-    words_TWD, mask_TW = _widen(text.words_TWD, width), _widen(text.mask_TW, width)
+    text = text.pad(_largest(text.words_TWD.shape[1], processes))
     return TextFeatures(
-        _gather(text.text_TD, processes), _gather(words_TWD, processes), _gather(mask_TW, processes)
+        _gather(text.text_TD, processes), _gather(text.words_TWD, processes), _gather(text.mask_TW, processes)
     )
 
 
@@ -66,6 +68,7 @@ def gather_video(video: VideoFeatures, processes: Processes) -> VideoFeatures:
 
 
 def gather_index(index: Tensor, processes: Processes) -> Tensor:
+    """The video numbers of all processes in order."""
     return _gather(index, processes)
 
 
@@ -102,11 +105,3 @@ def _largest(size: int, processes: Processes) -> int:
     sizes = torch.tensor(size, device=processes.device)
     dist.all_reduce(sizes, op=dist.ReduceOp.MAX)
     return int(sizes.item())
-
-
-def _widen(tensor: Tensor, width: int) -> Tensor:
-    """Pad dimension 1 with zeros."""
-    missing = width - tensor.shape[1]
-    if not missing:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])], dim=1)

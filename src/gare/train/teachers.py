@@ -10,11 +10,25 @@ from torch import Tensor
 from gare.errors import CheckpointError, ConfigError
 from gare.model import GARE
 from gare.train.distributed import Processes, gather_text, gather_video
-from gare.train.step import Encode, PairBatch, make_encode
+from gare.train.gradient_step import Encode, PairBatch, make_encode
+from gare.train.run_config import RunConfig
+from gare.train.starting_model import compile_towers
 from gare.types import TextFeatures, VideoFeatures, block_slices
 
 Teachers = Callable[[PairBatch], Tensor]
 """Logits [T, V] of the whole batch, from this process's share of it."""
+
+
+def open_teachers(config: RunConfig, student: GARE, processes: Processes) -> Teachers | None:
+    """The teachers a recipe names, as fast as its model."""
+    if not config.teachers:
+        return None
+    models = load_teachers(config.teachers, student)
+    if config.compile:
+        for model in models:
+            compile_towers(model)
+    autocast = config.precision == "bfloat16"
+    return make_teachers(models, processes, autocast=autocast, chunk_size=config.chunk_size)
 
 
 def load_teachers(names: Sequence[str], student: GARE) -> list[GARE]:
@@ -27,20 +41,20 @@ def _load(name: str, student: GARE) -> GARE:
         teacher = GARE.from_pretrained(name)
     except CheckpointError as error:
         raise ConfigError(f"teachers: {error}") from None
-    own, others = student.backbone.image_format, teacher.backbone.image_format
+    own, others = student.encoder.image_format, teacher.encoder.image_format
     if own != others:
         raise ConfigError(
-            f"the teacher {name} looks at pictures of {others.size} pixels and the model at {own.size}, or "
-            "their colours are scaled differently; both see the same pixels. Towers that take any size, as "
-            "the mini backbone's do, can be saved with another: experiments/average.py, one model and --set"
+            f"the teacher {name} takes pictures of {others.size} pixels and the model of {own.size}, or "
+            "they normalise colours differently; a teacher must take the same pixels as the model. The mini "
+            "encoder takes any size: save the teacher with another one (experiments/average.py, --set)"
         )
-    probe = ["two words " * 100]  # longer than any model reads, so that limits are compared as well
-    own_ids, ids = (model.backbone.tokenize(probe)[0] for model in (student, teacher))
+    sample = ["two words " * 100]  # longer than any model reads, so that limits are compared as well
+    own_ids, ids = (model.encoder.tokenize(sample)[0] for model in (student, teacher))
     shared = own_ids.shape[1] - 1  # a last token may end the sentence early
     if ids.shape[1] < own_ids.shape[1] or not torch.equal(ids[:, :shared], own_ids[:, :shared]):
         raise ConfigError(
             f"the teacher {name} has another tokenizer than the model, or reads fewer words; choose one of "
-            "its kind, or lower the model's backbone.max_words"
+            "its kind, or lower the model's encoder.max_words"
         )
     return teacher.to(student.device)
 
@@ -69,9 +83,4 @@ def make_teachers(
 
 def _encode(encode: Encode, batch: PairBatch, size: int) -> tuple[TextFeatures, VideoFeatures]:
     parts = [encode(batch[rows]) for rows in block_slices(len(batch), size)]
-    text = TextFeatures(
-        torch.cat([t.text_TD for t, _ in parts]),
-        torch.cat([t.words_TWD for t, _ in parts]),
-        torch.cat([t.mask_TW for t, _ in parts]),
-    )
-    return text, VideoFeatures(torch.cat([v.frames_VFD for _, v in parts]), batch.mask_VF.bool())
+    return TextFeatures.cat([text for text, _ in parts]), VideoFeatures.cat([video for _, video in parts])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gare.data.datasets.building import build, join_sentences, require
+from gare.data.annotation_files import read_json
+from gare.data.datasets.captions_to_manifest import build, join_sentences, require
 from gare.data.manifest import Counts, Manifest
-from gare.data.tables import read_json
 from gare.errors import DataError
 
 
 def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
+    """Train and test splits, one paragraph for each video."""
     return build(
         "activitynet",
         "paragraphs, val_1 as test",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gare.data.datasets.building import Captions, build, find, join_sentences, require
+from gare.data.annotation_files import Problems, read_csv, read_json
+from gare.data.datasets.captions_to_manifest import Captions, build, find, join_sentences, require
 from gare.data.manifest import Counts, Manifest, Split
-from gare.data.tables import Problems, read_csv, read_json
 from gare.errors import DataError
 
 

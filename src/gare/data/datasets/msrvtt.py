@@ -1,13 +1,13 @@
-"""MSR-VTT: train on 9,000 or 7,010 videos, test on the 1,000 pairs of 1k-A (JSFUSION)."""
+"""MSR-VTT: train on 9,000 or 7,010 videos, test on the 1,000 pairs of 1k-A (JSFUSION); a part as frames."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
-from gare.data.datasets.building import Captions, build, find, pick, require
-from gare.data.manifest import Counts, Manifest
-from gare.data.tables import Problems, read_csv, read_json
+from gare.data.annotation_files import Problems, read_csv, read_json
+from gare.data.datasets.captions_to_manifest import Captions, build, find, pick, require
+from gare.data.manifest import SPLITS, Counts, Manifest, Split
 from gare.errors import DataError
 
 TEST_FILE = "MSRVTT_JSFUSION_test.csv"
@@ -41,6 +41,43 @@ def read(
         {"train": train, "test": test},
         videos=videos,
         expected={"train": Counts(num_train, num_train * per_video), "test": Counts(1_000, 1_000)},
+        repeated_captions=True,
+    )
+
+
+def read_frames(annotations: Path, *, videos: Path | None = None) -> Manifest:
+    """A part of MSR-VTT as stored frames: `frames.csv` (video_id, split, shard, num_frames) beside its tars.
+
+    Twenty captions for each video of train and val, the single 1k-A caption for test. Results are not
+    comparable with published 1k-A numbers: the test split is 476 of the 1,000 videos.
+    """
+    if videos is None:
+        raise DataError("msrvtt-frames needs the folder with frames.csv and its tar files: --videos FOLDER")
+    listing = require(videos, "frames.csv")
+    problems = Problems(listing)
+    listed: dict[str, list[tuple[int, str]]] = {split: [] for split in SPLITS}
+    paths: dict[str, str] = {}
+    for line, row in read_csv(listing, ["video_id", "split", "shard"]):
+        if row["split"] not in listed:
+            problems.add(line, f"split '{row['split']}' is not one of {', '.join(SPLITS)}")
+            continue
+        listed[row["split"]].append((line, row["video_id"]))
+        paths[row["video_id"]] = f"{row['shard']}::{row['video_id']}/"
+    problems.raise_if_any()
+    captions, where = read_captions(annotations)
+    test = read_test(annotations)
+    splits: dict[Split, Captions] = {
+        split: pick(listed[split], test if split == "test" else captions, listing, where)
+        for split in SPLITS
+        if listed[split]
+    }
+    return build(
+        "msrvtt-frames",
+        "MSR-VTT frames, 476-video subset of 1k-A",
+        splits,
+        videos=videos,
+        paths=paths,
+        expected={"train": Counts(3_851, 77_020), "val": Counts(250, 5_000), "test": Counts(476, 476)},
         repeated_captions=True,
     )
 

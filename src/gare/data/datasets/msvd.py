@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gare.data.datasets.building import Captions, build, find, pick, require
+from gare.data.annotation_files import read_json, read_list
+from gare.data.datasets.captions_to_manifest import Captions, build, find, pick, require
 from gare.data.manifest import SPLITS, Counts, Manifest, Split
-from gare.data.tables import read_json, read_list
 from gare.errors import DataError
 
 CAPTIONS_FILE = "captions_msvd.json"
 
 
 def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
+    """Train, val and test splits with all captions."""
     if not find(annotations, CAPTIONS_FILE) and find(annotations, "raw-captions.pkl"):
         raise DataError(
             f"{annotations / 'raw-captions.pkl'} is a pickle, and opening a pickle can run any program. "

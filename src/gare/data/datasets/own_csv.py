@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gare.data.annotation_files import Problems, read_csv
 from gare.data.manifest import SPLITS, Header, Manifest, Row
-from gare.data.tables import Problems, read_csv
 from gare.errors import DataError
 
 

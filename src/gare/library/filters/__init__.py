@@ -1,7 +1,8 @@
-"""Which items a search may return: a typed tree (`tree`) and the language people type it in (`text`)."""
+"""Which items a search may return: a typed tree, and the language that people type it in."""
 
-from gare.library.filters.text import parse_filter
-from gare.library.filters.tree import (
+from gare.library.filters.filter_language import parse_filter
+from gare.library.filters.filter_simplification import MOST_LEVELS, simplify
+from gare.library.filters.filter_tree import (
     And,
     DurationBetween,
     Filter,
@@ -16,6 +17,7 @@ from gare.library.filters.tree import (
 )
 
 __all__ = [
+    "MOST_LEVELS",
     "And",
     "DurationBetween",
     "Filter",
@@ -28,4 +30,5 @@ __all__ = [
     "Or",
     "matches",
     "parse_filter",
+    "simplify",
 ]

@@ -2,56 +2,56 @@
 
 In a folder writers take turns, and what a commit refers to is on the disk before the commit is. On object
 storage a put is durable by itself and Lance's own conflict checks keep writers apart.
+
+Where each row lies is kept in memory. Lance finds 256 rows by address in 4 ms, but by key, through its index,
+in 20. Keys take about 25 bytes a row; a fragment is read once and kept until it changes, so that a growing
+library costs a reader only what is new.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from gare.atomic import flush
 from gare.errors import LibraryError
-from gare.library.store.durable import Flusher, broken_manifests, flush_path, set_aside
-from gare.library.store.failures import damaged, explained, with_retries
-from gare.library.store.lance_filter import quote
-from gare.library.store.lance_rows import RowMap
-from gare.library.store.locks import FolderLock
+from gare.library.store.lance_storage import (
+    Flusher,
+    Place,
+    broken_manifests,
+    damaged,
+    explained,
+    explanation,
+    set_aside,
+    with_retries,
+)
+from gare.library.store.read_deadline import check_deadline, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+VECTOR_INDEX = "vector_idx"
 _REMOTE_REFRESH_S = 1.0  # asking object storage for the newest version costs a round trip
 _PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}  # two writers of one key then collide
 
+PIECE_ROWS = 200_000
+"""Rows that are read in one call of Lance, which nothing can interrupt; a larger fragment is read whole.
 
-@dataclass
-class Place:
-    """A folder or a prefix on object storage that holds the tables of one library."""
+Lance reads the columns of a filter at 20 million rows a second on two cores, so a piece is a few milliseconds
+there, and the largest fragment (a million items) a tenth of a second. Smaller pieces would not end sooner.
+"""
+TAKE_ROWS = 4096
+"""Rows that are read by their address in one call."""
 
-    uri: str
-    read_only: bool
-    options: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> Path | None:
-        return None if "://" in self.uri else Path(self.uri)
-
-    @cached_property
-    def lock(self) -> FolderLock | None:
-        return FolderLock(self.folder / ".write-lock") if self.folder else None
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold whatever a writer must hold here."""
-        if self.read_only:
-            raise LibraryError(f"library {self.uri} is open for reading only; open it for writing first")
-        with explained(self.uri), self.lock.held() if self.lock else contextlib.nullcontext():
-            yield
+State = tuple[tuple[str, ...], int]
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,55 @@ class Snapshot:
 
     @cached_property
     def rows(self) -> RowMap:
-        rows = RowMap(self.dataset, self.key_columns, self.before[0] if self.before else None)
-        self.before[:] = [rows]
+        """Where each row lies."""
+        rows = RowMap(self.dataset, self.before[0] if self.before else None)
+        try:
+            rows.load(self.dataset, self.key_columns)
+        finally:
+            self.before[:] = [rows]  # even if time was up: the next one reads what is still missing
         return rows
+
+    @cached_property
+    def pieces(self) -> list[list[Any] | None]:
+        """The fragments in groups of some `PIECE_ROWS` rows; None for all of them, where one will do."""
+        if self.dataset.count_rows() <= PIECE_ROWS:
+            return [None]
+        return list(group_fragments(self.dataset.get_fragments()))
+
+    def batches(self, **wanted: Any) -> Iterator[pa.RecordBatch]:
+        """What a scanner of the table gives, piece by piece; it ends when the deadline is over."""
+        for piece in self.pieces:
+            check_deadline()
+            yield from checked(self.dataset.scanner(fragments=piece, **wanted).to_batches())
+
+    def count(self, condition: str | None) -> int:
+        """How many rows fit a condition; it ends when the deadline is over."""
+        if condition is None or self.pieces == [None]:
+            check_deadline()
+            return int(self.dataset.count_rows(condition))
+        total = 0
+        for piece in self.pieces:
+            check_deadline()
+            scanner = self.dataset.scanner(
+                columns=[], filter=condition, with_row_id=True, fragments=piece, scan_in_order=False
+            )
+            total += int(scanner.count_rows())
+        return total
+
+    def take(self, addresses: np.ndarray, columns: list[str]) -> pa.Table:
+        """Rows by their address, in this order; it ends when the deadline is over."""
+        import pyarrow as pa
+
+        parts = []
+        for start in range(0, len(addresses), TAKE_ROWS):
+            check_deadline()
+            some = addresses[start : start + TAKE_ROWS].tolist()
+            parts.append(self.dataset._take_rows(some, columns=columns))
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
 
 class LanceTable:
-    """See the module.
+    """One table of a library, by its name.
 
     Args:
         key_columns: short string columns to keep in memory; the first is the key, unique in the table.
@@ -90,6 +132,7 @@ class LanceTable:
     # Opening
 
     def exists(self) -> bool:
+        """Whether the table is there."""
         try:
             self.snapshot()
         except FileNotFoundError:
@@ -112,7 +155,7 @@ class LanceTable:
                     raise
             self._flush()
             if self.place.folder:
-                flush_path(self.place.folder)
+                flush(self.place.folder)
 
     def mend(self) -> list[str]:
         """Set a newest manifest aside that a power cut left unfinished; what was done, in words."""
@@ -128,6 +171,22 @@ class LanceTable:
             return []
         with self.place.writing():  # and look again: another process may have mended it
             return [set_aside(manifest) for manifest in broken_manifests(Path(self.uri))]
+
+    def check_files(self) -> None:
+        """Refuse a table in a folder that lacks data files, or has one that is cut short."""
+        if not self.place.folder:
+            return
+        for fragment in self.snapshot(fresh=True).dataset.get_fragments():
+            metadata = fragment.metadata
+            sizes = {f"data/{file.path}": file.file_size_bytes for file in metadata.files}
+            if metadata.deletion_file is not None:
+                sizes[metadata.deletion_file.path(fragment.fragment_id)] = None
+            for name, size in sizes.items():
+                path = Path(self.uri) / name
+                if not path.exists():
+                    raise damaged(self.place.uri, f"{path} is gone")
+                if size is not None and path.stat().st_size != size:
+                    raise damaged(self.place.uri, f"{path} has {path.stat().st_size:,} bytes, not {size:,}")
 
     # Reading
 
@@ -156,7 +215,7 @@ class LanceTable:
         except ValueError as error:
             if "was not found" in str(error):
                 raise FileNotFoundError(self.uri) from None
-            raise damaged(self.place.uri, error) from error
+            raise explanation(self.place.uri, error) or damaged(self.place.uri, error) from error
 
     # Writing
 
@@ -165,11 +224,18 @@ class LanceTable:
         dataset = self.snapshot(fresh=True).dataset
         return dataset.checkout_version(dataset.version)
 
-    def merge(self, rows: pa.Table) -> None:
-        """Add rows; those whose key is there already replace it."""
-        self._merge(rows, lambda builder: builder.when_matched_update_all().when_not_matched_insert_all())
+    def merge(self, rows: pa.Table, *, without: str | None = None) -> None:
+        """Add rows; those whose key is there already replace it. Other rows that fit `without` go."""
+
+        def rule(builder: Any) -> Any:
+            builder = builder.when_matched_update_all().when_not_matched_insert_all()
+            # It reads the whole table: seven times slower than without, with 100,000 rows.
+            return builder.when_not_matched_by_source_delete(without) if without else builder
+
+        self._merge(rows, rule)
 
     def remove(self, keys: Sequence[str]) -> int:
+        """Delete the rows of these keys; how many there were."""
         import pyarrow as pa
 
         rows = pa.table({self.key: pa.array(list(dict.fromkeys(keys)), pa.string())})
@@ -177,6 +243,7 @@ class LanceTable:
         return int(stats["num_deleted_rows"])
 
     def append(self, rows: pa.Table) -> None:
+        """Add rows without checking their keys."""
         import lance
         from lance.fragment import write_fragments
 
@@ -251,6 +318,33 @@ class LanceTable:
             dataset = self._newest()
             return int(dataset.cleanup_old_versions(older_than=older_than).bytes_removed)
 
+    def empty(self) -> None:
+        """Remove every row, and at once what earlier versions held."""
+
+        def attempt() -> None:
+            self._newest().delete("true")
+            self._flush()
+
+        with self.place.writing():
+            with_retries(attempt)
+            self.snapshot(fresh=True)
+            self.clean(timedelta(0))
+
+    def drop(self) -> None:
+        """Remove the table, if it is there."""
+        import lance
+
+        with self.place.writing():
+            if self.exists():
+                lance.LanceDataset.drop(self.uri, storage_options=self.place.options)
+
+    def num_bytes(self) -> int:
+        """How much room it takes: all files of a folder; on object storage, those of the newest version."""
+        if self.place.folder:
+            return sum(path.stat().st_size for path in Path(self.uri).rglob("*") if path.is_file())
+        fragments = self.snapshot(fresh=True).dataset.get_fragments()
+        return sum(file.file_size_bytes or 0 for part in fragments for file in part.metadata.files)
+
     def build_index(self, name: str, partitions: int) -> None:
         """Index the vectors; others may read and write meanwhile."""
 
@@ -270,11 +364,30 @@ class LanceTable:
 
         self._index(attempt)
 
+    def drop_index(self, name: str) -> None:
+        """Remove an index; one that is not there is left out."""
+
+        def attempt() -> None:
+            dataset = self._newest()
+            if name in {description.name for description in dataset.describe_indices()}:
+                dataset.drop_index(name)
+
+        self._index(attempt)
+
     def _index(self, attempt: Any) -> None:
         if self.place.read_only:
             raise LibraryError(f"library {self.place.uri} is open for reading only")
         with explained(self.place.uri):
             with_retries(attempt)
+            self._flush()
+            self.snapshot(fresh=True)
+
+    def set_metadata(self, name: str, value: str) -> None:
+        """Keep a text with the schema of the table, unless it is there already."""
+        if (self.snapshot(fresh=True).dataset.schema.metadata or {}).get(name.encode()) == value.encode():
+            return
+        with self.place.writing():
+            self._newest().update_schema_metadata({name: value})
             self._flush()
             self.snapshot(fresh=True)
 
@@ -289,3 +402,126 @@ class LanceTable:
                 dataset.add_columns({name: f"arrow_cast({quote(text)}, '{kind}')"})
                 self._flush()
                 self.snapshot(fresh=True)
+
+
+# --- where rows lie -----------------------------------------------------------------------------------------
+
+
+class _Fragment:
+    """The live rows of one fragment."""
+
+    def __init__(self, state: State, addresses: np.ndarray, columns: dict[str, Any], key: str) -> None:
+        self.state = state
+        self.addresses = addresses
+        self.columns = columns
+        self.key = key
+
+    @cached_property
+    def position_of(self) -> dict[str, int]:
+        return {key: position for position, key in enumerate(self.columns[self.key].to_pylist())}
+
+
+class RowMap:
+    """The rows of one version of a table, once they are loaded.
+
+    Args:
+        dataset: Lance dataset, at the version wanted.
+        before: the map of another version, to take what has not changed.
+    """
+
+    def __init__(self, dataset: Any, before: RowMap | None = None) -> None:
+        known = before._fragments if before else {}
+        self._states = states = {
+            fragment.fragment_id: _state(fragment) for fragment in dataset.get_fragments()
+        }
+        self._fragments: dict[int, _Fragment] = {
+            number: known[number]
+            for number, state in states.items()
+            if number in known and known[number].state == state
+        }
+
+    def load(self, dataset: Any, columns: Sequence[str]) -> None:
+        """Read what is missing, in pieces. When the deadline is over, what was read until then is kept.
+
+        Args:
+            columns: short string columns to keep; the first is the key.
+        """
+        missing = [number for number in self._states if number not in self._fragments]
+        fragments = [dataset.get_fragment(number) for number in missing]
+        for piece in group_fragments(fragments):
+            check_deadline()
+            for number, addresses, values in _read(dataset, piece, columns):
+                state = self._states[number]
+                self._fragments[number] = _Fragment(state, addresses, values, columns[0])
+
+    def find(self, keys: Iterable[str]) -> list[tuple[int, int] | None]:
+        """Fragment and position of each key, None where there is none."""
+        tables = [(number, part.position_of) for number, part in self._fragments.items()]
+        tables.reverse()  # what was written last is asked for most
+        return [next(((number, rows[key]) for number, rows in tables if key in rows), None) for key in keys]
+
+    def addresses(self, places: Iterable[tuple[int, int]]) -> np.ndarray:
+        """Lance's row addresses of these fragments and positions."""
+        found = [self._fragments[number].addresses[position] for number, position in places]
+        return np.array(found, dtype=np.uint64)
+
+    def values_at(self, column: str, addresses: np.ndarray) -> list[str]:
+        """One value per address, as a search or `addresses` returned them."""
+        numbers = (addresses >> 32).astype(np.int64)
+        result = np.empty(len(addresses), dtype=object)
+        for number in np.unique(numbers):
+            part = self._fragments[int(number)]
+            here = np.nonzero(numbers == number)[0]
+            positions = np.searchsorted(part.addresses, addresses[here])
+            result[here] = part.columns[column].take(positions).to_pylist()
+        return list(result)
+
+
+def _state(fragment: Any) -> State:
+    """Changes whenever a row of the fragment does."""
+    metadata = fragment.metadata
+    deleted = metadata.deletion_file.num_deleted_rows if metadata.deletion_file else 0
+    return tuple(file.path for file in metadata.files), deleted
+
+
+def group_fragments(fragments: Iterable[Any]) -> Iterator[list[Any]]:
+    """Fragments in groups of at least `PIECE_ROWS` rows, the last one perhaps of fewer."""
+    group: list[Any] = []
+    num_rows = 0
+    for fragment in fragments:
+        group.append(fragment)
+        num_rows += fragment.physical_rows
+        if num_rows >= PIECE_ROWS:
+            yield group
+            group, num_rows = [], 0
+    if group:
+        yield group
+
+
+def _read(
+    dataset: Any, fragments: list[Any], columns: Sequence[str]
+) -> Iterator[tuple[int, np.ndarray, dict[str, Any]]]:
+    """The live rows of these fragments, one after the other."""
+    import pyarrow as pa
+
+    numbers = [fragment.fragment_id for fragment in fragments]
+    scanner = dataset.scanner(columns=list(columns), fragments=fragments, with_row_address=True)
+    table = scanner.to_table().combine_chunks()
+    addresses = table["_rowaddr"].to_numpy()
+    order = np.argsort(addresses, kind="stable")
+    if (np.diff(order) != 1).any():
+        table, addresses = table.take(order), addresses[order]
+    owners = (addresses >> 32).astype(np.int64)
+    for number in numbers:
+        first, last = np.searchsorted(owners, [number, number + 1])
+        part = table.slice(first, last - first)
+        values = {
+            name: pa.concat_arrays(part[name].chunks) if part.num_rows else pa.array([], pa.string())
+            for name in columns
+        }
+        yield number, addresses[first:last], values
+
+
+def quote(text: str) -> str:
+    """A literal: in this dialect only the quote itself is special."""
+    return "'" + text.replace("'", "''") + "'"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from gare.library.store.base import Progress, Stats
-from gare.library.store.failures import with_retries
-from gare.library.store.lance_search import VECTOR_INDEX
-from gare.library.store.lance_table import LanceTable, Place
-from gare.library.store.locks import FolderLock
+from gare.library.store.lance_storage import Place, with_retries
+from gare.library.store.lance_table import VECTOR_INDEX, LanceTable
+from gare.library.store.store_protocol import Progress, Stats
 
 INDEX_FROM_ROWS = 10_000
-"""Below this, reading every vector takes a few milliseconds."""
+"""The fewest items that get a vector index: reading fewer takes a few milliseconds."""
 _ROWS_PER_PARTITION = 1_000_000
 _ITEM_ROWS_PER_FRAGMENT = 1_000_000
 _FRAME_ROWS_PER_FRAGMENT = 16_384  # about 300 MB: no row is rewritten for ever, as the table grows
@@ -33,10 +30,10 @@ def maintain_tables(
     version_age: timedelta,
     progress: Progress | None,
 ) -> Stats:
+    """Join small fragments, index new vectors, remove orphaned frames and old versions."""
     actions: list[str] = []
     freed = 0
-    lock = FolderLock(place.folder / ".upkeep-lock") if place.folder else None
-    with lock.held_if_free() if lock else contextlib.nullcontext(True) as is_ours:
+    with place.maintaining() as is_ours:
         if not is_ours:
             actions.append("another process is at it already: nothing was done")
             return Stats(*_counts(items), 0, tuple(actions))
@@ -64,10 +61,10 @@ def maintain_tables(
 
 def _counts(items: LanceTable) -> tuple[int, int]:
     dataset = items.snapshot(fresh=True).dataset
-    return dataset.count_rows(), _num_indexed(dataset)[0]
+    return dataset.count_rows(), index_cover(dataset)[0]
 
 
-def _num_indexed(dataset: Any) -> tuple[int, int]:
+def index_cover(dataset: Any) -> tuple[int, int]:
     """Rows the index covers, and of how many parts it is made."""
     for index in dataset.describe_indices():
         if index.name == VECTOR_INDEX:
@@ -84,7 +81,7 @@ def _update_index(items: LanceTable) -> str:
     """Index what is new; from a tenth of the rows on, or a fourth part, build it anew."""
     dataset = items.snapshot(fresh=True).dataset
     num_rows = dataset.count_rows()
-    num_indexed, num_parts = _num_indexed(dataset)
+    num_indexed, num_parts = index_cover(dataset)
     num_new = num_rows - num_indexed
     if num_rows < INDEX_FROM_ROWS or num_new <= min(_MOST_NEW_ROWS, num_rows // 10):
         return ""

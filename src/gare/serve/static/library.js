@@ -27,7 +27,7 @@ function show(job) {
   panel.hidden = false;
   panel.dataset.job = job.id;
   const isRunning = job.state === "running";
-  $("#job-title").textContent = job.kind === "audit" ? "Audit" : "Indexing";
+  $("#job-title").textContent = { audit: "Audit", change: "Changing the model" }[job.kind] ?? "Indexing";
   $("#cancel").hidden = !isRunning;
   for (const button of document.querySelectorAll("[data-index], #retry")) button.disabled = isRunning;
   const share = job.total ? job.done / job.total : isRunning ? 0 : 1;

@@ -1,1 +1,0 @@
-"""Pictures of stored numbers, one module for each part of the report. Nothing here looks at a model."""

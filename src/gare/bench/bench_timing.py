@@ -1,0 +1,44 @@
+"""Wall-clock times and peak memory on a CPU and on a GPU, for every benchmark."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def median_ms(
+    function: Callable[[], object], device: torch.device, *, seconds: float = 1.0, least: int = 3
+) -> float:
+    """Median milliseconds of a call: one warm-up, then at least `least` calls, for about `seconds`."""
+    function()
+    times: list[float] = []
+    while len(times) < least or (sum(times) < 1000 * seconds and len(times) < 200):
+        _wait(device)
+        start = time.perf_counter()
+        function()
+        _wait(device)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def describe_device(device: torch.device) -> str:
+    """The name of a GPU, or the number of CPU threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def peak_memory_gb() -> float:
+    """The most main memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,148 @@
+"""A search in a large synthetic library, stage by stage, beside a plain dual encoder and dense re-scoring.
+
+Shapes: V items, F frames, D embedding.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gare.bench.bench_timing import peak_memory_gb
+from gare.bench.synthetic_library import Say, clustered_vectors, make_library, synthetic_model
+from gare.interaction.interaction import score_in_blocks
+from gare.library.library import Library
+from gare.library.search.query_language import Term
+from gare.library.search.query_vectors import EncodedQuery
+from gare.library.search.search_request import SearchRequest
+from gare.library.search.searcher import Searcher
+from gare.library.search.stage1 import AUDIT_SENTENCES, stage1_queries
+from gare.library.store.stored_frames import unpack_frames
+from gare.types import TextFeatures
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and 95th percentile."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class SearchBenchmark:
+    """Milliseconds; `search` is all of it, from words to hits."""
+
+    num_items: int
+    dim: int
+    frames: int
+    candidates: int
+    threads: int
+    search: Spread
+    encode: Spread
+    stage1: Spread
+    fetch: Spread
+    unpack: Spread
+    score: Spread
+    hits: Spread
+    plain_search: Spread
+    """A dual encoder: words to hits with stage 1 alone."""
+    dense_score: Spread
+    """The same candidates, with every increment formed."""
+    dense_over_factored: float
+    recall: float
+    """The share of the candidates of an exact scan that stage 1 finds."""
+    open_and_first_ms: float
+    peak_memory_gb: float
+
+
+def benchmark_search(
+    *, num_items: int, dim: int, frames: int, candidates: int, queries: int, folder: Path | None, say: Say
+) -> SearchBenchmark:
+    """Build the library (or take the one in `folder`) and search it."""
+    model = synthetic_model(dim, frames)
+    with ExitStack() as stack:
+        place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "library"
+        make_library(place, model, num_items, say)
+        started = time.perf_counter()
+        library = stack.enter_context(Library.open(place, model=model))
+        texts = _query_vectors(dim, queries + 1)
+        _search(library.searcher, _encoded(texts[-1]), candidates)
+        first = 1000 * (time.perf_counter() - started)
+        say("searching")
+        return _measure(library, texts[:queries], candidates, first, frames)
+
+
+@torch.no_grad()
+def _measure(
+    library: Library, texts: Sequence[np.ndarray], candidates: int, first: float, frames: int
+) -> SearchBenchmark:
+    model, store, searcher = library.model, library.store, library.searcher
+    interaction = model.interaction.for_search()
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        started = time.perf_counter()
+        result = function(*arguments)
+        times.setdefault(name, []).append(1000 * (time.perf_counter() - started))
+        return result
+
+    def words_to_hits(sentence: str, query: EncodedQuery, candidates: int) -> None:
+        searcher.encoder.encode_terms([Term(sentence)])  # not near these videos, so `query` is used instead
+        _search(searcher, query, candidates)
+
+    for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
+        _search(searcher, _encoded(vector), candidates)
+    peak_gb = peak_memory_gb()  # before the references, which need more
+    shares = []
+    for number, vector in enumerate(texts):
+        sentence, query = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", _encoded(vector)
+        timed("search", words_to_hits, sentence, query, candidates)
+        timed("plain_search", words_to_hits, f"{sentence} once more", query, 10)
+        timed("encode", model.encode_text, [sentence])
+        found = timed("stage1", store.search, query.stage1_E[None], candidates)[0]
+        table = timed("fetch", store.fetch, found.ids, ["id", "vectors"])
+        video = timed("unpack", unpack_frames, table["vectors"], model.dim, model.device)
+        timed("score", interaction.score, query.text, video)
+        timed("dense_score", score_in_blocks, interaction.score_pairs, query.text, video)
+        timed("hits", store.fetch, found.ids[:10], ["path", "times", "vectors"])
+        if number < 10:
+            exact = store.search(query.stage1_E[None], candidates, exact=True)[0]
+            shares.append(len(set(exact.ids) & set(found.ids)) / len(exact.ids))
+    spreads = {name: Spread(*np.percentile(values, [50, 95]).tolist()) for name, values in times.items()}
+    return SearchBenchmark(
+        num_items=len(library),
+        dim=model.dim,
+        frames=frames,
+        candidates=candidates,
+        threads=torch.get_num_threads(),
+        dense_over_factored=statistics.median(times["dense_score"]) / statistics.median(times["score"]),
+        recall=statistics.mean(shares),
+        open_and_first_ms=first,
+        peak_memory_gb=peak_gb,
+        **spreads,
+    )
+
+
+def _search(searcher: Searcher, query: EncodedQuery, candidates: int) -> None:
+    request = SearchRequest(words="a vector instead of words", candidates=candidates)
+    searcher.show([searcher.find(request, query=query)])
+
+
+def _encoded(vector: np.ndarray) -> EncodedQuery:
+    text = TextFeatures.from_vectors(torch.from_numpy(vector)[None])
+    return EncodedQuery(stage1_queries(text.text_TD)[0].numpy(), text, torch.ones(1))
+
+
+def _query_vectors(dim: int, count: int) -> list[np.ndarray]:
+    """Texts near the videos' clusters, as those of a trained model are."""
+    return list(clustered_vectors(np.random.default_rng(1), count, dim))

@@ -1,0 +1,328 @@
+"""`gare bench`: speed, with the reference beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
+from gare.cli.options import choose_device
+from gare.extras import require
+from gare.model import GareConfig
+
+app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@app.callback()
+def bench() -> None:
+    """Speed, always beside a reference measured in the same run."""
+
+
+@app.command()
+def scoring(
+    texts: int = typer.Option(64, min=1, help="Number of texts."),
+    videos: int = typer.Option(1000, min=1, help="Number of videos."),
+    frames: int = typer.Option(12, min=1, help="Frames per video."),
+    dim: int = typer.Option(512, min=1, help="Width of the embedding."),
+    dtype: str = typer.Option("float32", help=f"One of {', '.join(DTYPES)}."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Score random features densely and factored, and compare speed and numbers.
+
+    Examples:
+
+        gare bench scoring
+
+        gare bench scoring --texts 1000 --videos 1000 --device cuda --json
+    """
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"'{dtype}' is not one of {', '.join(DTYPES)}", param_hint="--dtype")
+    chosen = choose_device(device)
+    with Console(stderr=True).status(f"scoring {texts} texts × {videos} videos on {chosen} …"):
+        result = benchmark_scoring(
+            texts=texts, videos=videos, frames=frames, dim=dim, dtype=DTYPES[dtype], device=chosen
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+    else:
+        Console().print(scoring_table(result))
+
+
+@app.command()
+def train(
+    batch_size: int = typer.Option(128, min=2, help="Pairs per step."),
+    frames: int = typer.Option(12, min=1, help="Frames per video."),
+    encoder: str = typer.Option(
+        "clip", "--encoder", "--backbone", help="clip (ViT-B/32, random weights) or tiny."
+    ),
+    compiled: bool = typer.Option(True, "--compile/--no-compile", help="torch.compile the towers."),
+    chunk_size: int | None = typer.Option(None, min=1, help="Encode this many pairs at a time (GradCache)."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Time a training step with the full objective, beside a bare dual encoder in the same run.
+
+    Examples:
+
+        gare bench train
+
+        gare bench train --encoder tiny --batch-size 8 --frames 2 --no-compile --json
+    """
+    from gare.bench.train_bench import benchmark_train
+
+    config = GareConfig.load({"encoder": {"name": encoder}, "interaction": {"pooling": "text_conditioned"}})
+    chosen = choose_device(device)
+    with Console(stderr=True).status(f"training on {chosen} …"):
+        result = benchmark_train(
+            batch_size=batch_size,
+            frames=frames,
+            model=config,
+            device=chosen,
+            compiled=compiled,
+            chunk_size=chunk_size,
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{batch_size} pairs × {frames} frames, {encoder}",
+        caption=f"{result.device}, torch {result.torch}",
+    )
+    for column in ("", "ms a step", "GB"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("bare dual encoder", f"{result.bare_ms:.1f}", f"{result.bare_memory_gb:.1f}")
+    table.add_row("full GARE", f"{result.step_ms:.1f}", f"{result.peak_memory_gb:.1f}")
+    Console().print(table)
+    used = result.model_flop_utilisation
+    share = "" if used is None else f", {100 * used:.0f} % of the device's peak"
+    typer.echo(
+        f"{result.tflop_per_step:.1f} TFLOP a step{share}; {result.pairs_per_second:.0f} pairs a second"
+    )
+
+
+def scoring_table(result: ScoringBenchmark) -> Table:
+    """The result of `gare bench scoring` as a table."""
+    size = f"{result.texts} texts × {result.videos} videos × {result.frames} frames"
+    table = Table(
+        title=f"{size}, D = {result.dim}, {result.dtype}",
+        caption=(
+            f"{result.device}, torch {result.torch}. "
+            f"Largest difference of a score: {result.max_abs_difference:.1e}. "
+            "The floor is the one matrix product that factored scoring cannot avoid."
+        ),
+    )
+    for column in ("", "ms", "GFLOP", "GFLOP/s", "speed-up"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = [
+        ("dense, 128 × 128 blocks", result.dense_ms, result.dense_gflop),
+        ("factored, cards ready", result.factored_ms, result.factored_gflop),
+        ("floor: the matrix product", result.floor_ms, result.floor_gflop),
+    ]
+    for name, ms, gflop in rows:
+        speedup = f"{result.dense_ms / ms:.1f}×"
+        table.add_row(name, f"{ms:.2f}", f"{gflop:.2f}", f"{1000 * gflop / ms:.0f}", speedup)
+    table.add_row("score cards, once a video", f"{result.cards_ms:.2f}", "", "", "")
+    return table
+
+
+@app.command()
+def search(
+    items: int = typer.Option(100_000, min=100, help="Items in the library."),
+    dim: int = typer.Option(512, min=8, help="Width of the embedding."),
+    frames: int = typer.Option(12, min=1, help="Frames per item."),
+    candidates: int = typer.Option(256, min=10, help="Items scored exactly."),
+    queries: int = typer.Option(100, min=10, help="Searches timed."),
+    folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Time searches in a synthetic library, stage by stage, beside a dual encoder and dense re-scoring.
+
+    Examples:
+
+        gare bench search
+
+        gare bench search --items 2000 --queries 20 --json
+    """
+    from gare.bench.search_bench import benchmark_search
+
+    console = Console(stderr=True, highlight=False)
+    result = benchmark_search(
+        num_items=items,
+        dim=dim,
+        frames=frames,
+        candidates=candidates,
+        queries=queries,
+        folder=folder,
+        say=console.print,
+    )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{result.num_items:,} items, {frames} × {dim}, {candidates} candidates",
+        caption=f"{result.threads} threads; recall of stage 1 {result.recall:.3f}; open and first result "
+        f"{result.open_and_first_ms:.0f} ms; peak memory {result.peak_memory_gb:.2f} GB",
+    )
+    for column in ("", "p50 ms", "p95 ms"):
+        table.add_column(column, justify="right" if column else "left")
+    names = {
+        "search": "search, words to hits",
+        "encode": "  encode the text",
+        "stage1": "  stage 1",
+        "fetch": "  fetch frames",
+        "unpack": "  unpack them",
+        "score": "  score exactly (factored)",
+        "hits": "  fetch the hits",
+        "plain_search": "dual encoder, words to hits",
+        "dense_score": "dense scores of the candidates",
+    }
+    for name, label in names.items():
+        spread = getattr(result, name)
+        table.add_row(label, f"{spread.p50:.1f}", f"{spread.p95:.1f}")
+    Console().print(table)
+    typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
+
+
+@app.command()
+def index(
+    folder: Path = typer.Argument(help="A folder of videos.", exists=True),
+    model: str | None = typer.Option(
+        None, help="Folder, hub id or name; default: the mini encoder, untrained."
+    ),
+    workers: int = typer.Option(0, min=0, help="Processes that decode; 0 is one per core."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+) -> None:
+    """Time indexing a folder, beside decoding and encoding the same files alone.
+
+    Examples:
+
+        gare bench index ~/Videos
+    """
+    from gare.bench.index_bench import benchmark_index
+    from gare.model import GARE
+
+    loaded = (
+        GARE.from_pretrained(model) if model else GARE(GareConfig.load({"encoder": {"name": "mini"}})).eval()
+    )
+    result = benchmark_index(folder, model=loaded, num_workers=workers)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    typer.echo(
+        f"{result.num_files} files, {result.num_items} items: decode {result.decode_s:.1f} s, encode "
+        f"{result.encode_s:.1f} s, index {result.index_s:.1f} s ({result.over_parts:.2f} of both), "
+        f"{result.files_per_second:.1f} files/s; again, unchanged: {1000 * result.unchanged_s:.0f} ms"
+    )
+
+
+@app.command()
+def encode(
+    model: str = typer.Option(
+        "gare-mini", help="gare-mini, a folder, a hub id or a name; clip is ViT-B/32 with random weights."
+    ),
+    frames: int = typer.Option(12, min=1, help="Frames per video."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
+) -> None:
+    """Time a model's towers, beside transformers' own where it runs them. `gare models` shows the last times.
+
+    Examples:
+
+        gare bench encode
+
+        gare bench encode --model clip
+
+        gare bench encode --model runs/mine/best --device cuda --json
+    """
+    from gare.bench.encode_bench import benchmark_encode
+    from gare.model.model_inventory import Speed, remember_speed
+
+    result = benchmark_encode(model, frames=frames, device=choose_device(device))
+    today = datetime.now(UTC).date().isoformat()
+    rate = frames * result.videos_per_second
+    remember_speed(model, Speed(result.device, result.texts_per_second, rate, today))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    typer.echo(
+        f"{result.model} on {result.device}: loaded in {result.load_s:.2f} s; a text {result.text_ms:.1f} ms "
+        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.0f} ms "
+        f"({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
+    )
+    if result.ratio is not None:
+        typer.echo(
+            f"frames a second: {result.frames_per_second:.1f}; get_image_features of transformers "
+            f"{result.transformers_frames_per_second:.1f}; ratio {result.ratio:.2f}; cosine of their vectors "
+            f"at least {result.least_cosine:.7f}"
+        )
+
+
+@app.command()
+def serve(
+    items: int = typer.Option(100_000, min=100, help="Items in the library."),
+    dim: int = typer.Option(512, min=8, help="Width of the embedding."),
+    frames: int = typer.Option(12, min=1, help="Frames per item."),
+    clients: int = typer.Option(50, min=2, help="Most clients at once."),
+    seconds: float = typer.Option(
+        60.0, min=0.5, help="Seconds of load with the most clients; a sixth of it with fewer."
+    ),
+    batch: int = typer.Option(16, min=2, help="Searches answered together."),
+    folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Ask a real server, with more and more clients; then without batching.
+
+    Examples:
+
+        gare bench serve
+
+        gare bench serve --items 2000 --clients 8 --seconds 6 --json
+    """
+    require("serve", "gare bench serve")
+    from gare.bench.serve_bench import benchmark_serve
+
+    result = benchmark_serve(
+        num_items=items,
+        dim=dim,
+        frames=frames,
+        clients=clients,
+        seconds=seconds,
+        batch=batch,
+        folder=folder,
+        say=Console(stderr=True, highlight=False).print,
+    )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    table = Table(
+        title=f"{items:,} items, {frames} × {dim}",
+        caption=f"batching: {result.batching_gain:.2f}×; saturated by {result.saturation:.1f} clients, p95 "
+        f"up to there {result.p95_over_single:.1f}× that of one; server: {result.peak_memory_gb:.2f} GB",
+    )
+    for column in ("clients", "searches/s", "p50 ms", "p95 ms", "429, 503", "errors"):
+        table.add_column(column, justify="right")
+    for label, step in [*(("", step) for step in result.steps), (", no batches", result.unbatched)]:
+        table.add_row(
+            f"{step.clients}{label}",
+            f"{step.searches_per_second:.1f}",
+            f"{step.p50_ms:.0f}",
+            f"{step.p95_ms:.0f}",
+            str(step.num_busy),
+            str(step.num_errors),
+        )
+    Console().print(table)

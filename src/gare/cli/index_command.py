@@ -1,0 +1,323 @@
+"""`gare index`: make folders of videos searchable, and keep them so."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gare.cli.options import choose_device
+from gare.errors import LibraryError
+
+if TYPE_CHECKING:
+    from gare.library.index.index_report import IndexProgress, IndexReport
+    from gare.library.index.index_run import IndexOptions
+    from gare.library.library import Library
+
+_SETTLE_S = 2.0
+_SHOWN = 10
+_LINE_EVERY_S = 10.0
+_FOLDER_WIDTH = 40
+_stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def index(
+    dirs: Annotated[
+        list[str] | None, typer.Argument(help="Folders of videos, or single videos.", metavar="DIR")
+    ] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(help="A folder, s3://… or postgresql://…; default: .gare in the first DIR."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, hub id or name, of CLIP and others too; default: the library's own, or gare-mini. "
+            "Another one than the library's own encodes everything again, and then the library has that one."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Segments: whole, window:SECONDS, shots or auto; default: as before, or whole."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out names (with a slash: paths) like this: '*.tmp.mp4'."),
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag for the items that are added.")] = None,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Index hidden files and folders too.")] = False,
+    keep_damaged: Annotated[
+        bool, typer.Option("--keep-damaged", help="Use what truncated or corrupt videos still give.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try files again that failed before.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the items of a folder that is empty or gone.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode; 0 is one per core.")] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=1e6, help="Give up on a file after so many seconds without a frame.")
+    ] = 120.0,
+    memory: Annotated[
+        float, typer.Option(min=0.1, max=1e6, help="Memory limit of each decoding process, in GB.")
+    ] = 2.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=1e6, help="Keep running; index changes every so many seconds."),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only list the files that failed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Find the videos in folders, encode what is new or changed, and drop what is gone.
+
+    Run it again whenever you like: what is known is not read again, and moved files are recognised. Ctrl-C,
+    even a crash, loses at most the last seconds of work. One bad file never stops it: see `--failed`.
+
+    Examples:
+
+        gare index ~/Videos
+
+        gare index ~/Videos /mnt/camera --library ~/videos.gare --split auto --exclude '*.tmp.mp4'
+
+        gare index ~/Videos --watch 30
+
+        gare index ~/Videos --model runs/mine/best
+    """
+    place = _find_library(dirs or [], library)
+    if failed:
+        return _list_failed(place, as_json)
+    if not dirs and model is None:
+        raise typer.BadParameter("name a folder of videos", param_hint="DIR")
+    dirs = dirs or []
+    from gare.data.sandbox import probe_box
+    from gare.data.workers import Limits
+    from gare.library.index.index_run import IndexOptions
+    from gare.library.index.segment import parse_segmentation
+    from gare.library.library import Library
+
+    parse_segmentation(split or "whole")  # before a model is loaded
+    options = IndexOptions(
+        split=split,
+        exclude=tuple(exclude or ()),
+        hidden=hidden,
+        tags=tuple(tag or ()),
+        num_workers=workers,
+        retry_failed=retry_failed,
+        prune=prune,
+        keep_damaged=keep_damaged,
+        settle_seconds=_SETTLE_S if watch else 0.0,
+        limits=Limits(
+            seconds=seconds,
+            cpu_seconds=int(seconds) + 1,
+            memory_bytes=int(memory * 1e9),
+            file_seconds=5 * seconds,
+        ),
+    )
+    if warning := probe_box().warning:
+        _warn(warning)
+    with Library.open(
+        place, model=model, device=choose_device(device), create=bool(dirs), change_model=True
+    ) as opened:
+        for repair in opened.store.repairs:
+            _warn(f"repaired: {repair}")
+        if opened.wanted_model is not None:
+            _stderr.print(
+                f"encoding with {opened.wanted_model}; until all is done, searches use the vectors of "
+                f"{opened.store.stamp.name}",
+                markup=False,
+            )
+        if watch is None:
+            _run(opened, dirs, options, as_json)
+        else:
+            _watch(opened, dirs, options, as_json, watch)
+
+
+def _find_library(dirs: list[str], library: str | None) -> str:
+    if library is not None:
+        return library
+    if not dirs:
+        raise typer.BadParameter("name a folder of videos, or a --library", param_hint="DIR")
+    from gare.library.library import LIBRARY_FOLDER
+
+    first = os.path.expanduser(dirs[0])
+    if not os.path.exists(first):
+        raise LibraryError(f"{first} does not exist; give a folder of videos, or a --library")
+    return os.path.join(first if os.path.isdir(first) else os.path.dirname(first), LIBRARY_FOLDER)
+
+
+def _run(library: Library, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
+    report = _index_once(library, dirs, options)
+    _print_report(library, report, as_json)
+    for message in report.skipped_roots.values():
+        _warn(message)
+    if report.interrupted:
+        _warn("stopped; run the same command to go on")
+        raise typer.Exit(130)
+    if dirs and len(report.skipped_roots) == len(dirs):
+        raise typer.Exit(1)
+
+
+def _watch(library: Library, dirs: list[str], options: IndexOptions, as_json: bool, seconds: float) -> None:
+    is_first = True
+    said: set[str] = set()
+    while True:
+        report = _index_once(library, dirs, options)
+        closed = {f"{folder.path}: {folder.message}" for folder in report.failures if folder.is_folder}
+        if is_first or report.did_something:
+            _print_report(library, report, as_json)
+            said |= closed
+        messages = closed | set(report.skipped_roots.values())
+        for message in sorted(messages - said):
+            _warn(message)
+        said = messages
+        if report.interrupted:
+            raise typer.Exit(130)
+        is_first = False
+        time.sleep(seconds)
+
+
+def _index_once(library: Library, dirs: list[str], options: IndexOptions) -> IndexReport:
+    with _show_progress(_stderr) as on_progress:
+        return library.index(*dirs, options=options, on_progress=on_progress)
+
+
+def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
+    from gare.library.index.scan import on_one_line
+
+    place = library.home.uri
+    if as_json:
+        typer.echo(json.dumps({"library": place, **report.to_json()}, ensure_ascii=False))
+        return
+    counts = {
+        "encoded again": report.encoded_again,
+        "new": report.new,
+        "changed": report.changed,
+        "moved": report.moved,
+        "duplicate": report.duplicate,
+        "unchanged": report.unchanged,
+        "deleted": report.deleted,
+        "failed": report.failed,
+        "failed before": report.failed_before,
+    }
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
+    rate = f" ({report.num_items_encoded / report.seconds:.1f} items/s)" if report.num_items_encoded else ""
+    typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
+    num_items = len(library)
+    typer.echo(f"library {place}: {num_items:,} item{'s' * (num_items != 1)}")
+    if report.changed_to:
+        typer.echo(
+            f"model {report.changed_to}; the vectors of others are kept: gare models --library {place}"
+        )
+    for failure in report.failures[:_SHOWN]:
+        _warn(f"{failure.kind}  {on_one_line(failure.path)}: {failure.message}")
+    if len(report.failures) > _SHOWN:
+        _warn(f"… and {len(report.failures) - _SHOWN:,} more")
+    num_files = report.failed_before + sum(not failure.is_folder for failure in report.failures)
+    if num_files:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failure_kinds().items())
+        _warn(
+            f"{num_files:,} {'file is' if num_files == 1 else 'files are'} not in the library"
+            + (f" (now: {kinds})" if kinds else "")
+            + f". See them: gare index --failed --library {place}; after mending: --retry-failed"
+        )
+
+
+def _list_failed(place: str, as_json: bool) -> None:
+    from gare.library.index.scan import on_one_line
+    from gare.library.library import Library
+
+    library = Library.open(place, create=False, read_only=True)
+    store = library.store
+    columns = ["path", "state", "error_kind", "error"]
+    rows: list[dict[str, Any]] = [
+        {"path": row["path"], "kind": row["error_kind"], "message": row["error"]}
+        for batch in store.scan_files(columns)
+        for row in batch.to_pylist()
+        if row["state"] == "failed"
+    ]
+    rows.sort(key=lambda row: os.fsencode(row["path"]))
+    library.close()
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    for row in rows:
+        typer.echo(f"{row['kind']}\t{on_one_line(row['path'])}\t{row['message']}")
+    if not rows:
+        _stderr.print("no file failed")
+
+
+def _warn(message: str) -> None:
+    _stderr.print(message, style="yellow", markup=False)
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _show_progress(console: Console) -> Iterator[Callable[[IndexProgress], None]]:
+    """Show where a run is: a bar on a terminal, a line now and then elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        TextColumn("indexing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:.1f} files/s"),
+        TimeRemainingColumn(),
+        TextColumn("[yellow]{task.fields[failed]}[/]"),
+        TextColumn("[dim]{task.fields[folder]}[/]"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("indexing", total=None, rate=0.0, failed="", folder="", visible=False)
+        self._started = time.monotonic()
+
+    def __call__(self, progress: IndexProgress) -> None:
+        self._bar.update(
+            self._task,
+            visible=True,
+            completed=progress.done,
+            total=progress.total,
+            rate=progress.done / max(1e-3, time.monotonic() - self._started),
+            failed=f"{progress.failed:,} failed" if progress.failed else "",
+            folder=escape(_shorten(os.path.dirname(progress.path))),
+        )
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = self._last = time.monotonic()
+
+    def __call__(self, progress: IndexProgress) -> None:
+        now = time.monotonic()
+        if now - self._last < _LINE_EVERY_S:
+            return
+        self._last = now
+        rate = progress.done / (now - self._started)
+        minutes = (progress.total - progress.done) / rate / 60
+        self._console.print(
+            f"{progress.done:,} of {progress.total:,} files, {progress.failed:,} failed, {rate:.1f} files/s, "
+            f"{minutes:.0f} min to go, in {_shorten(os.path.dirname(progress.path))}",
+            markup=False,
+        )
+
+
+def _shorten(folder: str) -> str:
+    return folder if len(folder) <= _FOLDER_WIDTH else "…" + folder[1 - _FOLDER_WIDTH :]

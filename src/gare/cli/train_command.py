@@ -1,0 +1,61 @@
+"""`gare train`: a recipe becomes a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from gare.cli.options import choose_device
+from gare.cli.recipes import RECIPES, find_recipe, recipe_names
+
+
+def train(
+    recipe: str = typer.Argument(
+        help=f"TOML file with the settings of the run, or one of {', '.join(recipe_names(RECIPES))}."
+    ),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder of the run: checkpoints, metrics, models."),
+    model: str | None = typer.Option(
+        None, "--model", help="Go on from this model: gare-mini, a folder, a hub id (the setting start_from)."
+    ),
+    settings: list[str] = typer.Option([], "--set", help="Change a setting: --set epochs=3."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in --out."),
+    probe: bool = typer.Option(False, "--probe", help="Record in OUT/probe.jsonl what gare analyze shows."),
+    probe_every: int = typer.Option(0, min=0, help="Steps between records of --probe; 0: about 100 in all."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+) -> None:
+    """Train a model. The best on the selection split is in OUT/best, the final one in OUT/last.
+
+    Examples:
+
+        gare train msrvtt_frames_mini --out runs/mini --set data.manifest=data/msrvtt_frames
+
+        gare train my_recipe.toml --out runs/mine --resume
+
+        gare train own_csv --out runs/mine --model openai/clip-vit-base-patch32
+
+        gare train msrvtt_frames_mini --out runs/mini --probe
+
+        torchrun --nproc-per-node 4 -m gare train msrvtt9k_paper --out runs/paper
+    """
+    from gare.train import Observer, RunConfig
+    from gare.train import train as run
+
+    observers: list[Observer] = []
+    if probe:
+        from gare.analysis.training_probe import TrainingProbe
+
+        observers.append(TrainingProbe(probe_every))
+
+    # As TOML reads it: a name may have any character.
+    chosen = [f"start_from={json.dumps(model)}"] if model else []
+    config = RunConfig.load(find_recipe(recipe, RECIPES), [*settings, *chosen])
+    best = run(
+        config,
+        out,
+        resume=resume,
+        device=None if device == "auto" else choose_device(device),
+        observers=observers,
+    )
+    typer.echo(best)

@@ -1,0 +1,224 @@
+"""CLIP and SigLIP towers, run by transformers. Shapes: T texts, W words, N images, D embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+
+from gare.encoders import clip_tokenizer
+from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
+from gare.errors import CheckpointError, ConfigError
+from gare.settings import Range
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class ClipEncoderConfig(EncoderConfig):
+    """CLIP or SigLIP towers, run by transformers."""
+
+    name: Literal["clip"] = "clip"
+    source: str | None = None
+    """Hub id or folder of pretrained towers (openai/clip-vit-base-patch32); none means random weights."""
+    architecture: dict[str, Any] = field(default_factory=lambda: {"model_type": "clip"})
+    """The transformers config (default: ViT-B/32); read off `source`, so a saved model needs no hub."""
+    max_words: Annotated[int, Range(least=3)] = 32
+    """Tokens a text, its start and end included."""
+
+
+class ClipEncoder(Encoder):
+    """The towers of a `CLIPModel` or `SiglipModel`, without its temperature: GARE has its own.
+
+    Their modules are imported when one is built: transformers takes a second.
+    """
+
+    Config = ClipEncoderConfig
+    IMAGE_TOWER, TEXT_TOWER = ("vision",), ("text",)
+    config: ClipEncoderConfig
+
+    def __init__(
+        self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
+    ) -> None:
+        super().__init__(config)
+        towers = _load_towers(config) if weights and config.source else _build_towers(config)
+        self.kind: str = towers.config.model_type
+        if self.kind not in ("clip", "siglip"):
+            raise ConfigError(f"'{self.kind}' towers are not supported; use a CLIP or SigLIP model")
+        architecture = _without_version(towers.config.to_diff_dict())
+        self.config = replace(config, architecture=architecture)
+        self.vision: Any = towers.vision_model
+        embeddings = self.vision.embeddings
+        embeddings.patch_embedding = PatchEmbedding.of(embeddings.patch_embedding)
+        self.text: Any = towers.text_model
+        if self.kind == "clip":
+            self.image_projection: nn.Module = towers.visual_projection
+            self.text_projection: nn.Module = towers.text_projection
+            self.dim = towers.config.projection_dim
+        else:  # SigLIP projects inside its towers
+            self.image_projection = self.text_projection = nn.Identity()
+            self.dim = towers.config.vision_config.hidden_size
+        mean, std = (CLIP_MEAN, CLIP_STD) if self.kind == "clip" else ((0.5,) * 3, (0.5,) * 3)
+        self.image_format = ImageFormat(towers.config.vision_config.image_size, mean, std)
+        self._max_positions: int = towers.config.text_config.max_position_embeddings
+        self._vocabulary: int = towers.config.text_config.vocab_size
+        self.max_words = min(config.max_words, self._max_positions)
+        self._tokenizer_source = str(tokenizer_folder) if tokenizer_folder else config.source
+        self._tokenizer: Any = None
+
+    @property
+    def uses_shipped_tokenizer(self) -> bool:
+        """Whether the vocabulary is CLIP's, whose tokeniser comes with the package."""
+        return self.kind == "clip" and self._vocabulary == clip_tokenizer.VOCABULARY_SIZE
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        if self.uses_shipped_tokenizer:
+            return clip_tokenizer.tokenize(texts, self.max_words)
+        # SigLIP was trained on texts padded to its full length.
+        padding = (
+            {"padding": "max_length", "max_length": self._max_positions} if self.kind == "siglip" else {}
+        )
+        encoded = self._load_tokenizer()(
+            list(texts),
+            return_tensors="pt",
+            truncation=True,
+            **{"padding": True, "max_length": self.max_words, **padding},
+        )
+        token_ids_TW: Tensor = encoded["input_ids"]
+        if "attention_mask" in encoded:
+            return token_ids_TW, encoded["attention_mask"].bool()
+        mask_TW = token_ids_TW != self._load_tokenizer().pad_token_id
+        mask_TW[:, 0] = True
+        return token_ids_TW, mask_TW
+
+    def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+        # SigLIP was trained to see its padding.
+        output = self.text(
+            input_ids=token_ids_TW, attention_mask=mask_TW.long() if self.kind == "clip" else None
+        )
+        project_words = self.text_projection if self.kind == "clip" else self.text.head
+        return self.text_projection(output.pooler_output), project_words(output.last_hidden_state)
+
+    def image_features(self, pixels_NCHW: Tensor) -> Tensor:
+        features_NE: Tensor = self.vision(pixel_values=pixels_NCHW).pooler_output
+        return features_NE
+
+    def project_images(self, features_NE: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.image_projection(features_NE)
+        return vectors_ND
+
+    def save_tokenizer(self, folder: Path) -> None:
+        if not self.uses_shipped_tokenizer and self._tokenizer_source is not None:
+            self._load_tokenizer().save_pretrained(folder)
+
+    @torch.no_grad()
+    def start_temporal(self, temporal: Any) -> bool:
+        """Copy the first text layers and positions into `temporal`; False where the shapes differ."""
+        positions, layers = self.text.embeddings.position_embedding.weight, self.text.encoder.layers
+        same_shape = layers[0].mlp.fc1.weight.shape == (4 * self.dim, self.dim)
+        if self.kind != "clip" or not same_shape or len(layers) < len(temporal.layers):
+            return False
+        shared = min(len(positions), len(temporal.position))
+        temporal.position[:shared] = positions[:shared]
+        for ours, theirs in zip(temporal.layers, layers, strict=False):
+            ours.load_state_dict(temporal_layer_from_clip(theirs.state_dict()))
+        return True
+
+    def freeze_first_layer(self) -> None:
+        """The released code does not train the first layer of a ViT (`clip.visual.conv1`)."""
+        self.vision.embeddings.patch_embedding.requires_grad_(False)
+
+    def random_tokens(self, num_texts: int) -> tuple[Tensor, Tensor]:
+        token_ids_TW = torch.randint(1, min(400, self._vocabulary), (num_texts, self.max_words))
+        token_ids_TW[:, -1] = self._vocabulary - 1  # CLIP looks for its last token
+        return token_ids_TW, torch.ones_like(token_ids_TW, dtype=torch.bool)
+
+    def _load_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            if self._tokenizer_source is None:
+                raise ConfigError(
+                    "these towers have random weights and a vocabulary of their own, so no tokeniser fits; "
+                    "pass token ids to text_features, or set encoder.source"
+                )
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_source)
+            except (OSError, ValueError, ImportError) as error:
+                raise CheckpointError(f"no tokeniser in {self._tokenizer_source}: {error}") from None
+        return self._tokenizer
+
+
+class PatchEmbedding(nn.Conv2d):
+    """A convolution whose patches do not overlap, as the matrix product it is.
+
+    cuDNN's kernels for this shape took 29 of 138 ms of a training step on an H200; the product takes 2.
+    """
+
+    @classmethod
+    def of(cls, convolution: nn.Conv2d) -> PatchEmbedding:
+        """The same parameters; only how they are applied changes."""
+        if convolution.stride != convolution.kernel_size or convolution.padding not in ((0, 0), "valid"):
+            raise ConfigError(
+                "image towers whose patches overlap are not supported; use a CLIP or SigLIP model"
+            )
+        convolution.__class__ = cls
+        assert isinstance(convolution, cls)
+        return convolution
+
+    def forward(self, pixels_NCHW: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        rows, columns = pixels_NCHW.shape[2] // height, pixels_NCHW.shape[3] // width
+        patches = pixels_NCHW[:, :, : rows * height, : columns * width]
+        patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [N, rows, columns, C × height × width]
+        return nn.functional.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def temporal_layer_from_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a transformers CLIP layer under the names of `TemporalLayer`."""
+    renamed = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "expand", "mlp.fc2": "contract"}
+    ours = {}
+    for part in ("weight", "bias"):
+        parts = [state[f"self_attn.{name}_proj.{part}"] for name in ("q", "k", "v")]
+        ours[f"attention_in.{part}"] = torch.cat(parts)
+        ours[f"attention_out.{part}"] = state[f"self_attn.out_proj.{part}"]
+        ours |= {f"{new}.{part}": state[f"{old}.{part}"] for old, new in renamed.items()}
+    return ours
+
+
+def _without_version(config: dict[str, Any]) -> dict[str, Any]:
+    """The same model must have the same fingerprint whichever transformers wrote it down."""
+    return {
+        key: _without_version(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "transformers_version"
+    }
+
+
+def _load_towers(config: ClipEncoderConfig) -> Any:
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_pretrained(config.source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot load CLIP towers from '{config.source}': {str(error).splitlines()[0]} "
+            "Give a folder saved by transformers, or a hub id while online."
+        ) from None
+
+
+def _build_towers(config: ClipEncoderConfig) -> Any:
+    from transformers import AutoConfig, AutoModel
+
+    architecture = dict(config.architecture)
+    model_type = architecture.pop("model_type", "clip")
+    try:
+        return AutoModel.from_config(AutoConfig.for_model(model_type, **architecture), dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ConfigError(f"encoder.architecture does not describe CLIP or SigLIP towers: {error}") from None

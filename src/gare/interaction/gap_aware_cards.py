@@ -1,0 +1,156 @@
+"""GARE's score cards: the increment net folded into the frames of each video (or the words of each text).
+
+Step numbers are those of the derivation in `docs/method.md`.
+Shapes: V videos, F frames, D embedding, H heads; O owners of C context tokens each, A = H × C atoms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gare.interaction.increment_net import IncrementWeights
+from gare.interaction.interaction import InteractionConfig
+from gare.interaction.pair_blocks import centre, full_precision
+from gare.interaction.pooled_cosine import PoolCard, PooledCards, PooledCosine
+from gare.interaction.score_cards import cards_in_blocks, owners_per_block
+from gare.types import VideoFeatures
+
+
+@dataclass(frozen=True)
+class OwnFrames:
+    """Steps 2 and 6: what the net folded into the frames of a video gives with that video's own vectors."""
+
+    key_mean_VA: Tensor
+    atom_frames_VAF: Tensor
+    scaled_VF: Tensor
+    fixed_VF: Tensor
+
+
+@dataclass(frozen=True)
+class IncrementCard:
+    """The increment net folded into the context tokens of each owner."""
+
+    key_OAD: Tensor
+    """Step 2: keys carried back through the query projection and LN1's scale, centred, over sqrt(D / H)."""
+    key_bias_OA: Tensor
+    mask_OC: Tensor
+    gram2_OAA: Tensor
+    """Step 3: the variance LN2 divides by, as a quadratic form in the attention weights."""
+    gram3_OAA: Tensor
+    """Step 4: the same for LN3, with a linear and a constant part."""
+    linear3_OA: Tensor
+    constant3: Tensor
+    atom_OAD: Tensor
+    """Step 5: Delta = Σ_a y_a atom_a + scaled / s3 + fixed."""
+    scaled_D: Tensor
+    fixed_D: Tensor
+    gram_OAA: Tensor
+    atom_scaled_OA: Tensor
+    atom_fixed_OA: Tensor
+    num_heads: int
+    eps: float
+    own: OwnFrames | None = None
+    """Products with the owner's own frames; None when the owners are texts, which have none."""
+
+
+@dataclass(frozen=True)
+class GapAwareCards(PooledCards):
+    """2·H·F + F vectors of D numbers and a few F×F matrices for each video."""
+
+    increment: IncrementCard | None
+    """The increment net folded into the frames; None when it attends over words, which texts own."""
+
+
+def gap_aware_cards(
+    video: VideoFeatures, config: InteractionConfig, pooling: PooledCosine, net: IncrementWeights | None
+) -> GapAwareCards:
+    """The cards of all videos, made in blocks; `net` is None when it attends over words."""
+
+    def make(part: VideoFeatures) -> GapAwareCards:
+        pool = pooling.pool_card(part)
+        card = None if net is None else frame_card(part, pool, net, masks_padding=pooling.masks_padding)
+        return GapAwareCards(config, pool, card)
+
+    num_frames, dim = video.frames_VFD.shape[1:]
+    num_atoms = num_frames * (1 if net is None else net.num_heads)
+    size = owners_per_block(num_atoms, dim, video.frames_VFD.device)
+    cards: GapAwareCards = cards_in_blocks(make, video, size)
+    return cards
+
+
+def frame_card(
+    video: VideoFeatures, pool: PoolCard, net: IncrementWeights, *, masks_padding: bool
+) -> IncrementCard:
+    """The net folded into the frames of each video, with its products with those frames."""
+    attended_VF = video.mask_VF if masks_padding else torch.ones_like(video.mask_VF)
+    card = increment_card(video.frames_VFD, attended_VF, net)
+    frames_VFD = full_precision(pool.frames_VFD)
+    own = OwnFrames(
+        key_mean_VA=(full_precision(card.key_OAD) @ pool.mean_VD[..., None]).squeeze(-1),
+        atom_frames_VAF=full_precision(card.atom_OAD) @ frames_VFD.mT,
+        scaled_VF=frames_VFD @ card.scaled_D,
+        fixed_VF=frames_VFD @ card.fixed_D,
+    )
+    return replace(card, own=own)
+
+
+def increment_card(context_OCD: Tensor, mask_OC: Tensor, net: IncrementWeights) -> IncrementCard:
+    """Fold the increment net into context tokens.
+
+    Large vectors are kept in the tokens' own precision, the rest in full.
+    """
+    stored = context_OCD.dtype
+    context_OCD = full_precision(context_OCD.masked_fill(~mask_OC[..., None], 0))
+    net = net.to(context_OCD.dtype)
+    dim, num_heads = context_OCD.shape[-1], net.num_heads
+    normed_OCD = F.layer_norm(context_OCD, (dim,), net.norm1_weight, net.norm1_bias, net.eps)
+
+    def project_by_head(weight: Tensor, tokens_OCD: Tensor) -> Tensor:
+        """Each head's slice of `tokens` through its rows of `weight`, [O, H·C, D]."""
+        num_owners, num_tokens = tokens_OCD.shape[:2]
+        # Heads first: one product a head, instead of a copy of the weights for every owner.
+        tokens_HNd = tokens_OCD.reshape(num_owners * num_tokens, num_heads, -1).transpose(0, 1)
+        projected_HND = tokens_HNd @ weight.view(num_heads, -1, dim)
+        projected_HOCD = projected_HND.view(num_heads, num_owners, num_tokens, dim)
+        return projected_HOCD.transpose(0, 1).flatten(1, 2)
+
+    key_OCD = F.linear(normed_OCD, net.key_weight, net.key_bias) / math.sqrt(dim / num_heads)
+    folded_OAD = project_by_head(net.query_weight, key_OCD)
+    query_bias = F.linear(net.norm1_bias, net.query_weight, net.query_bias)
+    key_bias_OAd = (key_OCD * query_bias).unflatten(-1, (num_heads, -1)).transpose(1, 2).flatten(1, 2)
+
+    value_OCD = F.linear(normed_OCD, net.value_weight, net.value_bias)
+    # Attention weights sum to one in each head, so the output bias may be shared out over the heads.
+    mixed_OAD = centre(project_by_head(net.out_weight.mT.contiguous(), value_OCD) + net.out_bias / num_heads)
+
+    residual = (
+        torch.eye(dim, dtype=net.residual_weight.dtype, device=context_OCD.device) + net.residual_weight
+    )
+    residual_OAD = centre(F.linear(mixed_OAD * net.norm2_weight, residual))
+    constant_D = centre(F.linear(net.norm2_bias, residual, net.residual_bias))
+
+    atom_OAD = F.linear(residual_OAD * net.norm3_weight, net.output_weight)
+    scaled_D = F.linear(constant_D * net.norm3_weight, net.output_weight)
+    fixed_D = F.linear(net.norm3_bias, net.output_weight, net.output_bias)
+    return IncrementCard(
+        key_OAD=centre(folded_OAD * net.norm1_weight).to(stored),
+        key_bias_OA=key_bias_OAd.sum(dim=-1),
+        mask_OC=mask_OC,
+        gram2_OAA=mixed_OAD @ mixed_OAD.mT / dim,
+        gram3_OAA=residual_OAD @ residual_OAD.mT / dim,
+        linear3_OA=2 * residual_OAD @ constant_D / dim,
+        constant3=constant_D @ constant_D / dim,
+        atom_OAD=atom_OAD.to(stored),
+        scaled_D=scaled_D,
+        fixed_D=fixed_D,
+        gram_OAA=atom_OAD @ atom_OAD.mT,
+        atom_scaled_OA=atom_OAD @ scaled_D,
+        atom_fixed_OA=atom_OAD @ fixed_D,
+        num_heads=num_heads,
+        eps=net.eps,
+    )

@@ -1,0 +1,167 @@
+"""Bounds of scores from two products a pair: a video whose upper bound is below the tenth best score is out.
+
+Every score here is the cosine of two vectors. Each lies in a ball whose centre depends on one side of the
+pair alone: on the text, or on the mean frame and the increment at even attention. The angle between the two
+vectors differs from that between the centres by no more than the balls are wide, seen from the origin.
+`docs/proof.md` derives this, and what rounding adds; `increment_ball.py` finds the ball of the increments.
+
+Centres may be stored in any precision: what rounding moves them is added to the radius.
+
+Shapes: T texts, V videos, D embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gare.interaction.score_cards import map_tensors
+from gare.types import Rows
+
+LEAST_LENGTH = 1e-6
+"""Vectors that may be as short as this have no direction to speak of: their scores are not bounded."""
+SLACK = 1e-9
+"""Added to every bound: more than all that is computed in float64 can be off."""
+
+
+@dataclass(frozen=True)
+class ScoreBounds:
+    """Where the exact score of each pair lies, [T, V], in float64."""
+
+    lower_TV: Tensor
+    upper_TV: Tensor
+
+
+@dataclass(frozen=True)
+class Balls:
+    """A ball for each of O owners: what is not known exactly lies inside it."""
+
+    centre_OD: Tensor
+    radius_O: Tensor
+    """float64; what storing the centre in its precision has moved is part of it."""
+    length_O: Tensor
+    """float64: of the centre as it is stored."""
+
+    @classmethod
+    def around(cls, centre_OD: Tensor, radius_O: Tensor, dtype: torch.dtype) -> Balls:
+        """Balls whose centres are stored in `dtype`."""
+        stored_OD = centre_OD.to(dtype)
+        moved_O = (stored_OD.double() - centre_OD.double()).norm(dim=-1)
+        return cls(stored_OD, (radius_O.double() + moved_O) * (1 + SLACK), stored_OD.double().norm(dim=-1))
+
+    @property
+    def moved_O(self) -> Tensor:
+        """At most so far has a centre been moved by storing it."""
+        numbers = torch.finfo(self.centre_OD.dtype)
+        return numbers.eps * (self.length_O + self.centre_OD.shape[-1] * numbers.smallest_normal)
+
+
+@dataclass(frozen=True)
+class BoundCards:
+    """What the bounds of every score of a video need: two vectors, or one, and a few numbers."""
+
+    pooled: Balls
+    """Around the mean frame: every pooled frame vector."""
+    increment: Balls | None = None
+    """Around the increment at even attention: every increment; None without increments over frames."""
+    between_O: Tensor | None = None
+    """float64: the product of the two centres."""
+
+    @classmethod
+    def join(cls, pooled: Balls, increment: Balls | None) -> BoundCards:
+        """The cards of these balls."""
+        if increment is None:
+            return cls(pooled)
+        between_O = torch.linalg.vecdot(pooled.centre_OD.double(), increment.centre_OD.double())
+        return cls(pooled, increment, between_O)
+
+    def __len__(self) -> int:
+        return len(self.pooled.radius_O)
+
+    def __getitem__(self, rows: Rows) -> BoundCards:
+        return map_tensors(self, lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str) -> BoundCards:
+        """The same cards on another device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers that are known to lie between two others, elementwise, in float64."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor, error: Tensor | float) -> Interval:
+        """`value`, give or take `error`."""
+        return cls(value - error, value + error)
+
+    def __add__(self, other: Interval | Tensor) -> Interval:
+        low, high = (other.low, other.high) if isinstance(other, Interval) else (other, other)
+        return Interval(self.low + low, self.high + high)
+
+    def doubled(self) -> Interval:
+        """Twice the number."""
+        return Interval(2 * self.low, 2 * self.high)
+
+
+def product_interval(text_TD: Tensor, balls: Balls) -> Interval:
+    """The products [T, O] of texts with stored centres, and what float32 may have lost of them.
+
+    However a sum of D products is ordered, its error is at most γ|x||y| with γ = Du / (1 − Du) and u = 2⁻²⁴
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). Two u more are for a text that has
+    to be rounded, the last term for numbers too small for float32.
+    """
+    is_double = text_TD.dtype == balls.centre_OD.dtype == torch.float64
+    dtype, unit = (torch.float64, 2.0**-53) if is_double else (torch.float32, 2.0**-24)
+    terms = (text_TD.shape[-1] + 2) * unit
+    product_TO = (text_TD.to(dtype) @ balls.centre_OD.to(dtype).mT).double()
+    length_T1 = text_TD.double().norm(dim=-1, keepdim=True)
+    return Interval.of(
+        product_TO, terms / (1 - terms) * length_T1 * balls.length_O + text_TD.shape[-1] * 1e-37
+    )
+
+
+def cosine_bounds(product: Interval, left_sq: Interval, right_sq: Interval, width: Tensor) -> ScoreBounds:
+    """The cosine of two vectors, each in a ball, from the products of the centres.
+
+    Args:
+        product: of the two centres.
+        left_sq, right_sq: squares of their lengths.
+        width: how wide the two balls are as angles from the origin, together; π where one holds the origin.
+    """
+    least = [square.low.clamp_min(LEAST_LENGTH**2).sqrt() for square in (left_sq, right_sq)]
+    most = [square.high.clamp_min(LEAST_LENGTH**2).sqrt() for square in (left_sq, right_sq)]
+    short, long = least[0] * least[1], most[0] * most[1]
+    # A positive product is largest over the shortest vectors, a negative one over the longest.
+    high = torch.where(product.high >= 0, product.high / short, product.high / long)
+    low = torch.where(product.low >= 0, product.low / long, product.low / short)
+    least_angle = high.clamp(-1, 1).acos() - width
+    most_angle = low.clamp(-1, 1).acos() + width
+    return ScoreBounds(
+        lower_TV=(most_angle.clamp(max=torch.pi).cos() - SLACK).clamp_min(-1),
+        upper_TV=(least_angle.clamp(min=0).cos() + SLACK).clamp_max(1),
+    )
+
+
+def angle_of(radius: Tensor, length: Interval) -> Tensor:
+    """The angle that a ball of this radius covers, its centre at this distance from the origin."""
+    is_safe = radius + LEAST_LENGTH < length.low
+    ratio = (radius / length.low.clamp_min(LEAST_LENGTH)).clamp_max(1)
+    return torch.where(is_safe, ratio.asin() + SLACK, torch.full_like(ratio, torch.pi))
+
+
+def square_of(length: Tensor) -> Interval:
+    """The square of a length that was computed in float64."""
+    return Interval(length.square() * (1 - SLACK), length.square() * (1 + SLACK))
+
+
+def length_of(square: Interval) -> Interval:
+    """The length from its square."""
+    return Interval(
+        square.low.clamp_min(0).sqrt() * (1 - SLACK), square.high.clamp_min(0).sqrt() * (1 + SLACK)
+    )

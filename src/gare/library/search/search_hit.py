@@ -1,0 +1,125 @@
+"""What a search returns: a segment of a video, where in it the query matches, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HIT_COLUMNS = (
+    "id",
+    "path",
+    "start",
+    "end",
+    "content",
+    "width",
+    "height",
+    "modified",
+    "tags",
+    "times",
+)
+"""What a hit needs from the store."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the increment did to a hit, among the same candidates."""
+
+    rank: int
+    plain_rank: int
+    """Its rank with a dual encoder: the same towers without increments."""
+    plain_score: float
+    radius: float | None
+    """Length of the increment; None for a model without."""
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A segment of a video, and why it was found."""
+
+    id: str
+    score: float
+    path: str
+    start: float
+    end: float
+    moment: float
+    """Seconds into the file: the time of the frame with the best score (`find_moment`)."""
+    frame_times: tuple[float, ...]
+    frame_scores: tuple[float, ...]
+    """Cosine of the query with each frame."""
+    frame_weights: tuple[float, ...]
+    """How much each frame counts in the score; they add up to one."""
+    content: str
+    width: int
+    height: int
+    modified: str
+    tags: tuple[str, ...]
+    duplicates: tuple[str, ...] = ()
+    """Ids of near-copies that were folded into this hit."""
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Why a list is the true one: no item that was not scored can be a hit."""
+
+    num_items: int
+    """Items that could have been hits: those that pass the filter."""
+    num_scored: int
+    """Items whose exact score was computed."""
+    last_score: float | None = None
+    """The lowest score that was needed; None when all items were scored."""
+    next_bound: float | None = None
+    """What no item that was left out can reach; None when all were scored."""
+
+
+class Hits(list[SearchHit]):
+    """The hits of a search, best first."""
+
+    def __init__(self, hits: Iterable[SearchHit] = (), certificate: Certificate | None = None) -> None:
+        super().__init__(hits)
+        self.certificate = certificate
+        """The proof that no other item belongs among them; None where there is none."""
+
+
+def make_hit(
+    facts: dict[str, Any],
+    *,
+    score: float,
+    frame_scores: Sequence[float],
+    frame_weights: Sequence[float],
+    duplicates: tuple[str, ...],
+    explanation: Explanation | None,
+) -> SearchHit:
+    """A hit from a row of the store and what the search knows; frames beyond the real ones are padding."""
+    times = tuple(float(time) for time in facts["times"])
+    real_scores = tuple(frame_scores[: len(times)])
+    return SearchHit(
+        id=facts["id"],
+        score=score,
+        path=facts["path"],
+        start=facts["start"],
+        end=facts["end"],
+        moment=find_moment(times, real_scores, facts["start"], facts["end"]),
+        frame_times=times,
+        frame_scores=real_scores,
+        frame_weights=tuple(frame_weights[: len(times)]),
+        content=facts["content"],
+        width=facts["width"],
+        height=facts["height"],
+        modified=facts["modified"].isoformat(timespec="seconds"),
+        tags=tuple(facts["tags"]),
+        duplicates=duplicates,
+        explanation=explanation,
+    )
+
+
+def find_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:
+    """The time of the frame with the best score, kept within the segment.
+
+    The frame on screen when a segment begins may have appeared a little before it.
+
+    >>> find_moment([1.9, 4.0, 6.0], [0.3, 0.1, 0.2], start=2.0, end=7.0)
+    2.0
+    """
+    return min(max(times[scores.index(max(scores))], start), end)

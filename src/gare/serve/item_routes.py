@@ -1,0 +1,90 @@
+"""Single items: facts, pictures, bytes, captions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import Field
+
+from gare.library.store.read_deadline import unlimited
+from gare.serve import api_schemas as schemas
+from gare.serve.problems import Problem
+from gare.serve.service import SharedService
+from gare.serve.video_bytes import open_video, video_response
+
+router = APIRouter(prefix="/items", tags=["items"])
+ItemId = Annotated[str, Path(pattern=schemas.ITEM_ID, examples=["b2dfb3a0f077c5f81304"])]
+
+
+class ListQuery(schemas.Filters):
+    limit: int = Field(default=50, ge=1, le=500)
+    offset: int = Field(default=0, ge=0, le=2**31)
+
+
+@router.get("", response_model=schemas.Items, summary="List items, the newest first")
+def list_items(query: Annotated[ListQuery, Query()], service: SharedService) -> schemas.Items:
+    rows, total = service.newest(query.to_filter(), query.offset, query.limit)
+    reached = query.offset + query.limit
+    return schemas.Items(
+        items=[schemas.make_item(row) for row in rows],
+        offset=query.offset,
+        next_offset=reached if reached < total else None,
+        total=total,
+    )
+
+
+@router.get("/{item_id}", response_model=schemas.Item, summary="One item")
+def get_item(item_id: ItemId, service: SharedService) -> schemas.Item:
+    return schemas.make_item(service.item(item_id))
+
+
+@router.delete("/{item_id}", status_code=204, summary="Take an item out of the library; its file stays")
+def delete_item(item_id: ItemId, service: SharedService) -> Response:
+    with unlimited():
+        num_deleted = service.library.delete([item_id])
+    if not num_deleted:
+        raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
+    service.folder_list.forget()
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{item_id}/captions", response_model=list[schemas.RankedCaption], summary="Which captions fit this video"
+)
+async def rank_captions(
+    item_id: ItemId, body: schemas.Captions, service: SharedService
+) -> list[schemas.RankedCaption]:
+    await to_thread.run_sync(service.item, item_id)  # 404 where there is none
+    ranked = await service.engine.call(
+        lambda: service.library.describe(body.captions, like=item_id, top=body.top)
+    )
+    return [schemas.RankedCaption(caption=caption, score=score) for caption, score in ranked]
+
+
+@router.get("/{item_id}/thumbnail", summary="A JPEG of the frame that shows most", response_class=Response)
+def get_thumbnail(item_id: ItemId, service: SharedService) -> Response:
+    return _picture(service.picture(item_id, "thumbnail"))
+
+
+@router.get("/{item_id}/strip", summary="A JPEG of its frames side by side", response_class=Response)
+def get_strip(item_id: ItemId, service: SharedService) -> Response:
+    return _picture(service.picture(item_id, "strip"))
+
+
+@router.head("/{item_id}/video", include_in_schema=False)
+@router.get(
+    "/{item_id}/video",
+    summary="The file, whole or in ranges",
+    response_class=Response,
+    responses={206: {"description": "The part that was asked for."}},
+)
+def get_video(item_id: ItemId, request: Request, service: SharedService) -> Response:
+    row = service.item(item_id)
+    return video_response(open_video(row, service.content_checks), request.headers, request.method)
+
+
+def _picture(content: bytes) -> Response:
+    """Addresses of pictures change with their content, so that they may be kept."""
+    return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})

@@ -1,0 +1,164 @@
+"""An encoder of one's own, as docs/how-to/use-your-own-encoder.md shows it: handed over, by name, served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from clips import write_video
+from encoder_laws import LAWS, it_costs_something
+from gare import GARE, GareConfig, Library
+from gare.cli.main import app
+from gare.encoders import MODELS, EncoderProtocol
+from gare.errors import CheckpointError, ConfigError, LibraryError
+from gare.library.index.index_run import IndexOptions
+from strangers import as_it_was, blocks, installed
+
+PAGE = "use-your-own-encoder.md"
+ONE = IndexOptions(num_workers=1)
+
+
+@pytest.fixture
+def colours():
+    """The class of the page."""
+    names: dict = {}
+    exec(compile(blocks(PAGE, "python")[0], PAGE, "exec"), names)
+    return names["Colours"]
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for colour in ("red", "green", "blue"):
+        picture = Image.new("RGB", (96, 54), colour)
+        write_video(folder / f"{colour}.mp4", [0.0, 1.0], pictures=[picture] * 2, size=(96, 54))
+    return folder
+
+
+def first(library: Library, text: str) -> str:
+    return Path(library.search(text)[0].path).stem
+
+
+def test_the_script_of_the_page_indexes_searches_and_serves(videos, tmp_path):
+    """As a stranger: a file of their own, run by Python, with the server asked from outside."""
+    script = "\n".join(blocks(PAGE, "python")[:2])
+    (tmp_path / "mine.py").write_text(script.replace("~/Videos", str(videos)).replace("8000", "0"))
+    command = [sys.executable, "mine.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found, served = process.stdout.readline(), process.stdout.readline()
+            assert found.strip().endswith("red.mp4")
+            with urlopen(f"{served.split()[-1]}/api/v1/search?q=blue") as answer:
+                assert json.load(answer)["hits"][0]["path"].endswith("blue.mp4")
+        finally:
+            process.terminate()
+
+
+def test_a_library_keeps_its_name_and_asks_for_it(colours, videos, tmp_path):
+    assert isinstance(colours(), EncoderProtocol)
+    with Library.open(tmp_path / "library", model=colours()) as library:
+        library.index(videos, options=ONE)
+        assert library.store.stamp.name == "colours"
+        assert first(library, "a green field") == "green"
+        assert library.search(image=Image.new("RGB", (40, 30), "blue"))[0].path.endswith("blue.mp4")
+    with Library.open(tmp_path / "library", model=colours()) as library:
+        assert first(library, "red") == "red"
+    with Library.open(tmp_path / "library") as library, pytest.raises(LibraryError) as error:
+        library.search("red")
+    assert "was made by colours, which cannot be loaded" in str(error.value)
+    assert "handed over from Python (model=…)" in str(error.value)
+    changed = colours()
+    changed.fingerprint = "colours 2"
+    with pytest.raises(LibraryError, match="fingerprint"):
+        Library.open(tmp_path / "library", model=changed)
+
+
+def test_the_command_line_finds_it_by_its_entry_point(videos, tmp_path):
+    module = blocks(PAGE, "python")[0]
+    with as_it_was(MODELS), installed(tmp_path, "my_colours", module, points()):
+        library = str(tmp_path / "library")
+        for arguments in (
+            ["index", str(videos), "--library", library, "--model", "colours", "--workers", "1"],
+            ["search", "blue", "--library", library, "--json"],
+        ):
+            done = CliRunner().invoke(app, arguments)
+            assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)[0]["path"].endswith("blue.mp4")
+
+
+def points() -> str:
+    import tomllib
+
+    (own,) = (block for block in blocks(PAGE, "toml") if "entry-points" in block)
+    ((group, named),) = tomllib.loads(own)["project"]["entry-points"].items()
+    return f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in named.items())
+
+
+def test_a_model_on_top_of_it_is_saved_and_comes_back(colours, tmp_path):
+    mine = colours()
+    plain = GARE.from_pretrained(mine)
+    config = GareConfig.load({"encoder": plain.config.encoder.to_values(), "temporal": {"num_layers": 0}})
+    torch.manual_seed(0)
+    model = GARE(config).eval()
+    model.save_pretrained(tmp_path)
+    again = GARE.from_pretrained(tmp_path)
+    text, video = model.encode_text(["red"]), model.encode_video([[Image.new("RGB", (9, 9), "red")]])
+    torch.testing.assert_close(again.score(text, video), model.score(text, video))
+    mine.fingerprint = "another"
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["encoder"]["model"] = "nobody's"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(
+        CheckpointError, match="an encoder of someone's own, which this process does not have"
+    ):
+        GARE.from_pretrained(tmp_path)
+
+
+def test_it_keeps_the_laws_of_all_encoders(colours):
+    encoder = GARE.from_pretrained(colours()).encoder
+    for law in LAWS:
+        if law is not it_costs_something:  # nobody can count what it does
+            law(encoder)
+
+
+def test_texts_arrive_as_they_were_written(colours):
+    seen: list[str] = []
+
+    class Listening(colours):
+        def encode_texts(self, texts):
+            seen.extend(texts)
+            return super().encode_texts(texts)
+
+    texts = ["", "a", "eightchr", "ein Käfer läuft über das Gras 🐞", "红色的汽车", "x" * 5000]
+    GARE.from_pretrained(Listening()).encode_text(texts)
+    assert seen[-6:] == [" ", *texts[1:5], "x" * 4096]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": ""}, r"name must be a string that is not empty"),
+        ({"fingerprint": None}, r"fingerprint must be a string that is not empty, not None"),
+        ({"encode_images": None}, r"needs the methods encode_texts\(texts\) and encode_images\(images\)"),
+        ({"encode_texts": lambda texts: np.zeros(3)}, r"encode_texts must give 1 vectors of finite numbers"),
+        ({"encode_texts": lambda texts: np.full((1, 3), np.nan)}, r"vectors of finite numbers"),
+        ({"encode_texts": lambda texts: np.zeros((1, 99))}, r"texts have 99 dimensions and pictures"),
+        ({"image_fit": "stretch"}, r"image_fit"),
+    ],
+)
+def test_what_it_lacks_is_said(change, message, colours):
+    mine = colours()
+    for name, value in change.items():
+        setattr(mine, name, value)
+    with pytest.raises(ConfigError, match=message):
+        GARE.from_pretrained(mine)

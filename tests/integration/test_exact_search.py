@@ -1,0 +1,239 @@
+"""`exact` finds what exhaustive scoring finds, on every store, and its certificate says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gare
+from gare.errors import QueryError
+from gare.library.library import model_stamp
+from gare.library.search.bound_table import BoundTable
+from gare.library.search.search_request import SearchRequest
+from gare.library.search.searcher import Searcher
+from gare.library.search.stage1 import plain_vectors
+from gare.library.store.stored_frames import unpack_frames
+from stores import make_rows
+from warm import run_gare as run
+
+NUM_ITEMS = 300
+QUERIES = ["a dog runs", "two cars", "rain on the sea ^2 - a dog", "x"]
+
+
+def make_model(scale: float = 1.0, **interaction: object) -> gare.GARE:
+    torch.manual_seed(0)
+    config = {
+        "encoder": {"name": "tiny"},
+        "temporal": {"num_layers": 0},
+        "num_frames": 4,
+        "interaction": interaction,
+    }
+    model = gare.GARE(gare.GareConfig.load(config)).eval()
+    with torch.no_grad():
+        for parameter in model.interaction.parameters():
+            parameter *= scale
+    return model
+
+
+def fill(library: gare.Library, count: int = NUM_ITEMS, first: int = 0) -> None:
+    """Items whose frames resemble each other within a video, and videos that do not."""
+    stamp = model_stamp(library.model, "x")
+    paths = [
+        f"/videos/{'even' if number % 2 == 0 else 'odd'}/{first + number}.mp4" for number in range(count)
+    ]
+    items, frames = make_rows(paths, seed=first, stamp=stamp)
+    rng = np.random.default_rng(first)
+    means = rng.normal(size=(count, 1, stamp.dim))
+    vectors = (means + 0.2 * rng.normal(size=(count, stamp.num_frames, stamp.dim))).astype("<f2")
+    number = frames.schema.get_field_index("vectors")
+    import pyarrow as pa
+
+    column = pa.array([row.tobytes() for row in vectors], pa.large_binary())
+    video = gare.VideoFeatures(
+        torch.from_numpy(vectors).float(), torch.ones(vectors.shape[:2], dtype=torch.bool)
+    )
+    place = items.schema.get_field_index("vector")
+    stage1 = pa.array(list(plain_vectors(video).numpy()), items.schema.field(place).type)
+    library.store.upsert(
+        items.set_column(place, items.schema.field(place), stage1),
+        frames.set_column(number, frames.schema.field(number), column),
+    )
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gare" / "bounds"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> gare.Library:
+    library = gare.Library.open(tmp_path / "library", model=make_model())
+    fill(library)
+    return library
+
+
+def in_double(library: gare.Library, query: str) -> list[tuple[str, float]]:
+    """Every item by its score in float64, scored plainly."""
+    model, terms = library.model, SearchRequest(words=query).all_terms
+    text = model.encode_text([term.text for term in terms])
+    text = gare.TextFeatures(text.text_TD.double(), text.words_TWD.double(), text.mask_TW)
+    ids, parts = [], []
+    for batch in library.store.scan(columns=["id", "vectors"]):
+        ids += batch.column("id").to_pylist()
+        parts.append(unpack_frames(batch.column("vectors"), model.dim, model.device))
+    frames = gare.VideoFeatures.cat(parts)
+    import copy
+
+    interaction = copy.deepcopy(model.interaction).double()
+    with torch.no_grad():
+        scores_KV = interaction.score_pairs(
+            text, gare.VideoFeatures(frames.frames_VFD.double(), frames.mask_VF)
+        ).scores_TV
+    weights_K = torch.tensor([term.weight for term in terms], dtype=torch.float64)
+    scores = (weights_K @ scores_KV).tolist()
+    return sorted(zip(ids, scores, strict=True), key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3", "postgres"])
+def test_it_is_the_list_of_float64_on_every_store(kind: str, new_library: Callable[[str], str]) -> None:
+    with gare.Library.open(new_library(kind), model=make_model()) as library:
+        fill(library)
+        for query in QUERIES:
+            hits = library.search(query, top=10, exact=True)
+            expected = in_double(library, query)[:10]
+            assert [hit.id for hit in hits] == [item for item, _ in expected]
+            assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-12)
+            proof = hits.certificate
+            assert proof is not None
+            assert proof.num_items == NUM_ITEMS
+            if proof.next_bound is not None:
+                assert proof.next_bound <= hits[-1].score + 1e-9
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+@pytest.mark.parametrize(
+    "interaction",
+    [
+        {"name": "mean"},
+        {"name": "text_conditioned"},
+        {"name": "token_wise"},  # no bounds: every item is scored
+        {"name": "gare", "pooling": "text_conditioned", "num_heads": 2},
+        {"name": "gare", "corrected_side": "video"},
+        {"name": "gare", "context": "words"},
+        {"name": "gare", "normalise": True, "mask_frames": False},
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_whatever_the_interaction_and_however_large_its_weights(interaction, scale, tmp_path) -> None:
+    with gare.Library.open(tmp_path / "library", model=make_model(scale, **interaction)) as library:
+        fill(library)
+        for query in QUERIES[:2]:
+            hits = library.search(query, top=5, exact=True)
+            assert [hit.id for hit in hits] == [item for item, _ in in_double(library, query)[:5]]
+            assert [hit.id for hit in library.search(query, top=5, exhaustive=True)] == [
+                hit.id for hit in hits
+            ]
+
+
+def test_the_proof_spares_scores(library: gare.Library) -> None:
+    """A model whose increments are short, as trained ones are: most items are ruled out by their bounds."""
+    with torch.no_grad():
+        library.model.interaction.increment_net.output.weight *= 0.1
+    hits = library.search("a dog runs", top=3, exact=True)
+    assert hits.certificate is not None
+    assert 3 <= hits.certificate.num_scored < NUM_ITEMS / 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"where": "folder:odd"},
+        {"unique": True},
+        {"top": 50},
+        {"top": 1000},
+        {"min_score": 0.2},
+        {"like": True},
+    ],
+    ids=str,
+)
+def test_with_every_option_it_is_as_exhaustive(options: dict, library: gare.Library) -> None:
+    options = dict(options)
+    query = None if options.get("like") else "a dog runs"
+    if query is None:
+        options["like"] = next(iter(library.items()))["id"]
+    exact = library.search(query, exact=True, **options)
+    assert exact == library.search(query, exhaustive=True, **options)
+    assert exact.certificate is not None
+
+
+def test_items_come_and_go(library: gare.Library) -> None:
+    first = library.search("two cars", top=3, exact=True)
+    library.delete([first[0].id])
+    fill(library, count=40, first=1000)
+    hits = library.search("two cars", top=3, exact=True)
+    assert [hit.id for hit in hits] == [item for item, _ in in_double(library, "two cars")[:3]]
+    assert hits.certificate is not None
+    assert hits.certificate.num_items == NUM_ITEMS + 39
+
+
+def test_bounds_are_kept_on_the_machine_and_a_broken_file_is_made_anew(
+    library: gare.Library, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = library.search("two cars", top=3, exact=True)
+    (file,) = cache.glob("*.safetensors")
+
+    def count_made(searcher: Searcher) -> int:
+        made: list[int] = []
+        make = BoundTable._make
+        monkeypatch.setattr(
+            BoundTable,
+            "_make",
+            lambda self, missing, say: made.append(len(missing)) or make(self, missing, say),
+        )
+        assert searcher.search(SearchRequest(words="two cars", top=3, exact=True)) == expected
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
+        return sum(made)
+
+    assert count_made(Searcher(library.store, library.model)) == 0
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    assert count_made(Searcher(library.store, library.model)) == NUM_ITEMS
+    assert count_made(Searcher(library.store, library.model)) == 0
+
+
+def test_an_ordinary_search_says_when_everything_was_scored(library: gare.Library) -> None:
+    assert library.search("two cars", candidates=20).certificate is None
+    proof = library.search("two cars", candidates=NUM_ITEMS + 1).certificate
+    assert proof is not None
+    assert (proof.num_items, proof.num_scored) == (NUM_ITEMS, NUM_ITEMS)
+
+
+def test_candidates_and_a_proof_exclude_each_other() -> None:
+    with pytest.raises(QueryError, match="leave out candidates"):
+        SearchRequest(words="x", exact=True, candidates=5)
+
+
+def test_an_empty_library_is_proven_empty(tmp_path: Path) -> None:
+    with gare.Library.open(tmp_path / "library", model=make_model()) as library:
+        hits = library.search("x", exact=True)
+        assert not hits
+        assert hits.certificate is not None
+        assert hits.certificate.num_items == 0
+
+
+def test_the_command_prints_the_proof(library: gare.Library, tmp_path: Path) -> None:
+    library.model.save_pretrained(tmp_path / "model")
+    place = ["--library", str(tmp_path / "library"), "--model", str(tmp_path / "model")]
+    done = run("search", "two cars", "--exact", "--json", *place)
+    assert done.returncode == 0, done.stderr
+    assert "proven: " in done.stderr
+    assert [hit["id"] for hit in json.loads(done.stdout)] == [
+        hit.id for hit in library.search("two cars", exhaustive=True)
+    ]

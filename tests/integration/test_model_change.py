@@ -1,0 +1,518 @@
+"""A library gets another model while people search it: nothing fails, nothing is lost, and it can go back."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from browser import chromium, serious_violations
+from gare import GARE, GareConfig
+from gare.errors import LibraryError
+from gare.library.index.index_run import IndexOptions
+from gare.library.library import Library
+from gare.library.model_change import num_behind
+from gare.library.store.store_schema import frame_schema, item_schema
+from gare.model.known_models import KNOWN_MODELS
+from gare.model.model_inventory import Speed, list_models, read_speeds, remember_speed, speeds_path
+from serve_library import write_colour
+from serve_process import PATIENT, ServeProcess
+from servers import HANG_S, kill_hard, wait_until
+from warm import WarmProcess, run_gare
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Playwright's own sockets
+NUM_FILES, NUM_WINDOWS = 20, 10
+NUM_ITEMS = NUM_FILES * NUM_WINDOWS
+SPLIT = IndexOptions(split="window:1", num_workers=1)
+QUERIES = ("red", "a blue sky", "green", "a white ball")
+DRIVER = Path(__file__).parents[1] / "change_driver.py"
+
+
+def save_model(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = {"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1 + seed}, "num_frames": 2 + seed}
+    GARE(GareConfig.load(config)).eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two that agree on nothing, not even on the number of frames."""
+    folder = tmp_path_factory.mktemp("models")
+    return save_model(folder / "old", 0), save_model(folder / "new", 1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for number in range(NUM_FILES):
+        write_colour(folder / f"{number:02d}.mp4", number / NUM_FILES, seconds=NUM_WINDOWS, size=(64, 48))
+    return folder
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for number in range(4):
+        write_colour(folder / f"{number}.mp4", number / 4, seconds=1, size=(64, 48))
+    return folder
+
+
+def gare(*words: object) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    done = run_gare(*map(str, words), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def answers(place: object, model: Path) -> dict[str, list[tuple[str, float]]]:
+    """What a library says with the vectors of a model."""
+    with Library.open(str(place), model=model, read_only=True) as library:
+        return {query: brief(library.search(query, top=5)) for query in QUERIES}
+
+
+def brief(hits: Any) -> list[tuple[str, float]]:
+    return [(hit.id, round(hit.score, 4)) for hit in hits]
+
+
+class Client(threading.Thread):
+    """Searches without a pause, looks at what it found, and keeps every answer."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        super().__init__(daemon=True)
+        self.server = server
+        self.answers: list[tuple[str, list[tuple[str, float]]]] = []
+        self.failed: list[str] = []
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            for query in QUERIES:
+                asked = self.server.get(f"/api/v1/search?q={query.replace(' ', '+')}&limit=5")
+                if asked.status == 200:
+                    found = [(hit["id"], round(hit["score"], 4)) for hit in asked.json()["hits"]]
+                    self.answers.append((query, found))
+                    asked = self.server.get(f"/api/v1/items/{found[0][0]}/thumbnail" if found else "/nowhere")
+                if asked.status != 200:
+                    self.failed.append(f"{asked.status} {asked.content!r}")
+
+    def wait_for(self, known: dict[str, list[tuple[str, float]]]) -> None:
+        """Wait until the answers are these."""
+        deadline = time.monotonic() + HANG_S
+        while not self.answers or not same(self.answers[-1][1], known[self.answers[-1][0]]):
+            assert time.monotonic() < deadline, f"no answer as {known}"
+            assert not self.failed, self.failed[:3]
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self._end.set()
+        self.join(HANG_S)
+
+
+def same(found: list[tuple[str, float]], known: list[tuple[str, float]]) -> bool:
+    close = all(abs(a - b) < 2e-4 for (_, a), (_, b) in zip(found, known, strict=False))
+    return len(found) == len(known) and close
+
+
+def runs(names: list[str]) -> list[str]:
+    """A list without repetitions that follow each other."""
+    return [name for name, before in zip(names, ["", *names], strict=False) if name != before]
+
+
+def test_two_hundred_items_change_while_a_client_searches_are_killed_go_on_and_go_back(
+    videos: Path, models: tuple[Path, Path], tmp_path: Path
+):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(videos, options=SPLIT)
+        assert len(library) == NUM_ITEMS
+    says = {"old": answers(place, old)}
+    with ServeProcess(place, options=PATIENT) as server:
+        client = Client(server)
+        client.start()
+        try:
+            client.wait_for(says["old"])
+            kill_half_way(place, new)
+            with Library.open(place, read_only=True) as library:
+                assert [(found.state, found.is_current) for found in library.sets()] == [
+                    ("complete", True),
+                    ("building", False),
+                ]
+                assert library.store.stamp.name == str(old)
+                half = library.open_set(library.sets()[1].name).count()
+                assert 0 < half < NUM_ITEMS
+            report = gare("index", "--library", place, "--model", new, "--workers", 1)
+            assert report["changed_to"] == str(new)
+            assert report["encoded_again"] + half // NUM_WINDOWS == NUM_FILES  # none is encoded twice
+            says["new"] = answers(place, new)
+            client.wait_for(says["new"])
+            assert server.get("/api/v1/info").json()["model"] == str(new)
+
+            with Library.open(place) as library:
+                assert library.use_model(str(old)) == 0  # it is behind by no file
+            client.wait_for(says["old"])
+            with Library.open(place) as library:
+                library.use_model(str(new))
+                library.forget_model(str(old))  # while the server may still search it
+            client.wait_for(says["new"])
+        finally:
+            client.end()
+    assert client.failed == []
+    # Every answer is a whole answer of one of the two.
+    seen = [
+        next((name for name, known in says.items() if same(found, known[query])), "nobody's")
+        for query, found in client.answers
+    ]
+    assert runs(seen) == ["old", "new", "old", "new"]
+    assert len(seen) > 100
+    with Library.open(place, read_only=True) as library:
+        assert [found.stamp.name for found in library.sets()] == [str(new)]
+        assert library.home.count() == 0
+        assert library.home.num_bytes() < library.store.num_bytes() / 3
+
+
+def kill_half_way(place: object, model: Path) -> None:
+    """kill −9 when half of the files are done."""
+    kill_when_done(place, model, NUM_FILES // 2)
+
+
+def kill_when_done(place: object, model: Path, number: int) -> None:
+    """kill −9 when so many files are done."""
+    command = [str(DRIVER), str(place), str(model), str(number)]
+    process = WarmProcess(command, stdout=subprocess.PIPE, env=dict(os.environ))
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert any(int(line) == number for line in lines)
+    kill_hard(process)
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3", "postgres"])
+def test_every_store_changes_goes_back_and_forgets(kind: str, few: Path, models: Any, new_library: Any):
+    old, new = models
+    place = new_library(kind)
+    with Library.open(place, model=old) as library, Library.open(place, read_only=True) as reader:
+        library.index(few)
+        before = {query: brief(library.search(query)) for query in QUERIES}
+        # On object storage a reader sees new rows within a second.
+        wait_until(lambda: brief(reader.search("red")) == before["red"], "the reader")
+        with pytest.raises(LibraryError, match=r"gare index --model"):
+            Library.open(place, model=new)
+
+        report = library.change_model(new)
+        assert (report.encoded_again, report.changed_to, report.failures) == (4, str(new), [])
+        after = {query: brief(library.search(query)) for query in QUERIES}
+        assert after["red"] != before["red"]
+        assert answers(place, new) == after
+        assert answers(place, old) == before  # the old vectors are kept, and can be searched by name
+        reader.refresh()
+        assert brief(reader.search("red")) == after["red"]
+        sizes = [library.open_set(found.name).num_bytes() or 0 for found in library.sets()]
+        assert all(size > 1000 for size in sizes)
+
+        (few / "0.mp4").unlink()
+        write_colour(few / "9.mp4", 0.9, seconds=1, size=(64, 48))
+        assert (library.index().deleted, len(library)) == (1, 4)
+        assert library.use_model(str(old)) == 1  # one file is not in it
+        assert len(library) == 3  # the one that is gone is not shown
+        report = library.index()
+        assert (report.new, len(library)) == (1, 4)
+
+        with pytest.raises(LibraryError, match="use the vectors of this model"):
+            library.forget_model(str(old))
+        library.forget_model(str(new))
+        assert [found.stamp.name for found in library.sets()] == [str(old)]
+        assert library.change_model(new).encoded_again == 4  # all over again
+        library.forget_model(str(old))
+        assert library.change_model(old).encoded_again == 4
+        assert len(library.search("red")) == 4
+        library.maintain()
+    with Library.open(place, create=False) as library:
+        assert library.store.stamp.name == str(old)
+        assert len(library) == 4
+
+
+def test_tags_dates_and_deletions_go_along_also_those_of_the_last_moment(
+    few: Path, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old, new = models
+    with Library.open(tmp_path / "library", model=old) as library:
+        library.index(few, options=IndexOptions(tags=("holidays",)))
+        first, second, third, fourth = sorted(row["id"] for row in library.items())
+        added = {row["id"]: row["added"] for row in library.items()}
+        library.delete([first])
+        source = library.store
+
+        def tag(item: str, name: str) -> None:
+            schema = item_schema(source.stamp.stage1_dim)
+            row = source.fetch([item], schema.names).to_pylist()[0]
+            import pyarrow as pa
+
+            changed = pa.Table.from_pylist([{**row, "tags": [name]}], schema=schema)
+            source.upsert(changed, frame_schema().empty_table())
+
+        tag(second, "before")
+        use = type(library._sets).use
+
+        def late(sets: Any, name: str) -> None:
+            """Somebody tags and deletes after all was carried over, before the change."""
+            tag(third, "late")
+            source.delete([fourth])
+            use(sets, name)
+
+        monkeypatch.setattr(type(library._sets), "use", late)
+        library.change_model(new)
+        found = {row["id"]: row for row in library.items()}
+        assert {item: row["tags"] for item, row in found.items()} == {second: ["before"], third: ["late"]}
+        assert all(row["added"] == added[item] for item, row in found.items())
+
+
+def test_what_is_indexed_meanwhile_is_encoded_before_the_change(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+
+    def somebody_else(progress: Any) -> None:
+        if not (few / "late.mp4").exists():
+            write_colour(few / "late.mp4", 0.7, seconds=1, size=(64, 48))
+            with Library.open(place) as other:
+                assert other.index().new == 1
+
+    with Library.open(place) as library:
+        report = library.change_model(new, on_progress=somebody_else)
+        assert report.encoded_again == 5
+        assert len(library) == 5
+        assert num_behind(library.home, library.store) == 0
+
+
+def test_a_disk_that_is_not_there_stops_the_change_and_loses_nothing(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    write_colour(disk / "far.mp4", 0.4, seconds=1, size=(64, 48))
+    with Library.open(tmp_path / "library", model=old) as library:
+        library.index(few, disk)
+        os.rename(disk, tmp_path / "unmounted")
+        with pytest.raises(LibraryError, match=r"not changed: 1 files .*far\.mp4.*mounted"):
+            library.change_model(new)
+        assert (library.store.stamp.name, len(library)) == (str(old), 5)
+        os.rename(tmp_path / "unmounted", disk)
+        assert library.change_model(new).encoded_again == 1  # the others are done
+        assert len(library) == 5
+
+
+def test_files_that_were_left_out_stay_out_and_hidden_ones_stay_in(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    write_colour(few / ".secret.mp4", 0.4, seconds=1, size=(64, 48))
+    with Library.open(tmp_path / "library", model=old) as library:
+        library.index(few, options=IndexOptions(hidden=True, exclude=("0.mp4",)))
+        names = sorted(Path(row["path"]).name for row in library.items())
+        assert names == [".secret.mp4", "1.mp4", "2.mp4", "3.mp4"]
+        library.change_model(new)
+        assert sorted(Path(row["path"]).name for row in library.items()) == names
+
+
+def test_a_model_that_others_cannot_load_leaves_them_with_the_old_one(
+    few: Path, models: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    old, new = models
+    with Library.open(tmp_path / "library", model=old) as library:
+        library.index(few)
+        with Library.open(tmp_path / "library") as reader:
+            before = brief(reader.search("red"))
+            library.change_model(GARE.from_pretrained(new))  # it has no name that loads it
+            reader._looked = 0.0
+            assert brief(reader.search("red")) == before
+            assert "was changed, but not here" in caplog.text
+
+
+def test_a_change_to_a_set_that_is_not_complete_is_refused(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        kill_when_done(place, new, 1)
+        with pytest.raises(LibraryError, match=r"not complete.*gare index"):
+            library.use_model(str(new))
+        with pytest.raises(LibraryError, match="made by model"):
+            Library.open(place, model=new)
+        library.forget_model(str(new))
+        assert not list((place / "sets").iterdir())
+        with pytest.raises(LibraryError, match="has no vectors of"):
+            library.use_model(str(new))
+
+
+def test_vectors_that_were_removed_by_hand_leave_the_first_ones(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        library.change_model(new)
+    shutil.rmtree(place / "sets")
+    with Library.open(place) as library:
+        assert library.store.stamp.name == str(old)
+        assert "are gone" in library.store.repairs[-1]
+        assert [found.stamp.name for found in library.sets()] == [str(old)]
+        assert library.change_model(new).encoded_again == 4
+
+
+# --- the command, the API and the page ---------------------------------------------------------------------
+
+
+def test_gare_models_lists_uses_and_forgets(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        library.change_model(new)
+    listed = gare("models", "--library", place)
+    assert [(row["model"], row["num_items"], row["is_current"]) for row in listed] == [
+        (str(old), 4, False),
+        (str(new), 4, True),
+    ]
+    assert all(row["num_bytes"] > 1000 for row in listed)
+    assert [row["is_current"] for row in gare("models", "--library", place, "--use", old)] == [True, False]
+    refused = run_gare("models", "--library", str(place), "--forget", str(old))
+    assert refused.returncode == 1
+    assert "change to another one first" in refused.stderr
+    name = listed[1]["set"][:6]  # the beginning of a set's name will do
+    assert [row["model"] for row in gare("models", "--library", place, "--forget", name)] == [str(old)]
+
+
+def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path):
+    """In the cache: a model of gare, a pair of towers, and one that is neither."""
+    hub = tmp_path / "hub"
+    put_into_cache(hub, "me/mine", {path.name: path for path in models[0].iterdir() if path.is_file()})
+    towers = {"model_type": "clip", "projection_dim": 512, "text_config": {}, "vision_config": {}}
+    weights = models[0] / "model.safetensors"
+    card = b"---\nlicense: mit\nlanguage:\n- en\n---\n"
+    put_into_cache(hub, "me/towers", {"config.json": towers, "model.safetensors": weights, "README.md": card})
+    put_into_cache(hub, "me/words", {"config.json": {"model_type": "bert"}, "model.safetensors": weights})
+    # A process of its own: the hub library reads where its cache is when it is imported.
+    found = subprocess.run(
+        [sys.executable, "-m", "gare", "models", "--json"],
+        env={**os.environ, "HF_HUB_CACHE": str(hub), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    listed = {model["name"]: model for model in json.loads(found.stdout)}
+    assert next(iter(listed)) == "gare-mini"
+    assert listed["gare-mini"]["where"] == "box"
+    assert listed["gare-mini"]["disk_bytes"] > 1e6
+    assert (
+        listed["gare-mini"]["dim"] == KNOWN_MODELS["gare-mini"].dim
+    )  # one from its file, one from the table
+    assert (listed["me/towers"]["where"], listed["me/towers"]["dim"]) == ("cache", 512)
+    assert (listed["me/towers"]["licence"], listed["me/towers"]["languages"]) == ("mit", ["en"])
+    assert listed["me/towers"]["memory_bytes"] == listed["me/mine"]["memory_bytes"] > 1000
+    assert "me/words" not in listed
+    assert listed["google/siglip2-base-patch16-224"]["where"] == "hub"
+
+
+def test_a_measured_speed_is_listed(tmp_path: Path, models: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert read_speeds() == {}
+    speed = Speed("CPU, 1 threads", 120.5, 33.0, "2026-01-01")
+    remember_speed("gare-mini", speed)
+    remember_speed("other", speed)
+    assert next(model for model in list_models() if model.name == "gare-mini").speed == speed
+    speeds_path().write_text("{")  # cut short: as if nothing had been measured
+    assert read_speeds() == {}
+
+
+def put_into_cache(hub: Path, name: str, files: dict[str, Any]) -> None:
+    repo = hub / f"models--{name.replace('/', '--')}"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    for number, (file, content) in enumerate(files.items()):
+        blob = repo / "blobs" / f"{number:040d}"
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        blob.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        (snapshot / file).symlink_to(blob)
+
+
+def test_the_settings_page_changes_goes_back_and_forgets(few: Path, models: Any, tmp_path: Path):
+    """In a real browser: the model in the box is chosen, the work is followed, and it is undone."""
+    old, _ = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+    with chromium() as browser, ServeProcess(place) as server:
+        page = browser.new_page()
+        page.set_default_timeout(1000 * HANG_S)
+        page.goto(f"{server.url}/settings")
+        assert serious_violations(page) == []
+        page.select_option("#model", "gare-mini")
+        page.click("#change")
+        page.wait_for_selector("tr[data-model='gare-mini'] .chip:text('searched now')")
+        assert server.get("/api/v1/info").json()["model"] == "gare-mini"
+        page.click(f"tr[data-model='{old}'] [data-use]")
+        page.wait_for_selector(f"tr[data-model='{old}'] .chip:text('searched now')")
+        assert server.get("/api/v1/info").json()["model"] == str(old)
+        page.click("tr[data-model='gare-mini'] [data-forget]")
+        page.wait_for_selector("#model option[value='gare-mini']", state="attached")
+        assert [found["model"] for found in server.get("/api/v1/models").json()["sets"]] == [str(old)]
+        page.close()
+
+
+def test_the_api_refuses_what_would_harm(few: Path, models: Any, tmp_path: Path):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+    with ServeProcess(place) as server:
+        refused = server.post("/api/v1/jobs", {"kind": "change", "model": str(new)})  # any folder at all
+        assert (refused.status, refused.json()["error"]["code"]) == (422, "no_such_model")
+        assert server.post("/api/v1/jobs", {"kind": "change"}).status == 422
+        current = server.get("/api/v1/models").json()["sets"][0]["set"]
+        assert (
+            server.post("/api/v1/models/forget", {"set": current}).json()["error"]["code"] == "not_possible"
+        )
+        assert server.post("/api/v1/models/use", {"set": "nothing"}).status == 409
+        # A picture that was taken in before the model was changed is encoded again, or asked for again.
+        picture = io.BytesIO()
+        Image.new("RGB", (64, 48), "red").save(picture, "png")
+        upload = server.upload(picture.getvalue()).json()["upload"]
+        assert server.get(f"/api/v1/search?upload={upload}").status == 200
+        with Library.open(place) as library:
+            library.change_model(new)
+        wait_until(lambda: server.get("/api/v1/info").json()["model"] == str(new), "the new model")
+        gone = server.get(f"/api/v1/search?upload={upload}")
+        assert (gone.status, gone.json()["error"]["code"]) == (410, "upload_gone")
+        assert server.upload(picture.getvalue()).status == 200
+
+
+def test_a_query_in_another_language_gets_a_notice(few: Path, tmp_path: Path):
+    """On the command line, in the API and on the page, with the model in the box."""
+    place = tmp_path / "library"
+    with Library.open(place) as library:
+        library.index(few)
+    asked = run_gare("search", "ein roter Ball am Strand", "--library", str(place), "--paths")
+    assert "looks like German, and gare-mini reads English only" in asked.stderr
+    assert len(asked.stdout.splitlines()) == 4
+    assert "looks like" not in run_gare("search", "a red ball", "--library", str(place)).stderr
+    with ServeProcess(place) as server:
+        notices = server.get("/api/v1/search?q=ein+roter+Ball").json()["notices"]
+        assert len(notices) == 1
+        assert "google/siglip2" in notices[0]
+        assert server.get("/api/v1/search?q=a+red+ball").json()["notices"] == []
+        assert b"gare-mini reads English only" in server.get("/?q=ein+roter+Ball").content

@@ -1,0 +1,319 @@
+"""`--model NAME` with what people have: dual encoders of transformers in a folder, of every family.
+
+Towers are random and small, saved by transformers. Scores are compared with what transformers alone gives.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from clips import write_video
+from dual_encoders import FAMILIES, TEXTS, own_cosine, pictures, save_family, word_tokenizer
+from encoder_laws import LAWS
+from gare import GARE, Library
+from gare.cli.main import app
+from gare.data.video import read_frames
+from gare.errors import CheckpointError, LibraryError
+from gare.library.index.index_run import IndexOptions
+from toy_data import recipe, write_dataset
+
+ONE = IndexOptions(num_workers=1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> Path:
+    """Ten videos of one picture each, of ten shapes; two are larger than what gare's own models decode."""
+    folder = tmp_path_factory.mktemp("videos")
+    for number, picture in enumerate(pictures()):
+        size = (picture.width // 2 * 2, picture.height // 2 * 2)
+        write_video(folder / f"{number}.mp4", [0.0], pictures=[picture], size=size)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """The folder of a family, made once."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = save_family(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make
+
+
+def run(*arguments) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(folder: Path) -> str:
+    """What `from_pretrained` says; the command line prints the same."""
+    with pytest.raises(CheckpointError) as error:
+        GARE.from_pretrained(folder)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_library_scores_as_transformers_does(name, folder_of, videos, tmp_path):
+    folder = folder_of(name)
+    decoded = [read_frames(videos / f"{number}.mp4", 1)[0] for number in range(10)]
+    expected_TV = own_cosine(folder, decoded, TEXTS)
+    assert expected_TV.std() > 0.02  # else any scores would do
+    with Library.open(tmp_path / "library", model=folder) as library:
+        library.index(videos, options=ONE)
+        for text, expected_V in zip(TEXTS, expected_TV, strict=True):
+            found = {int(Path(hit.path).stem): hit.score for hit in library.search(text)}
+            scores_V = torch.tensor([found[number] for number in range(10)])
+            torch.testing.assert_close(scores_V, expected_V, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_model_needs_its_folder_no_more(name, folder_of, tmp_path):
+    model = GARE.from_pretrained(folder_of(name))
+    text, video = model.encode_text(TEXTS), model.encode_video([[each] for each in pictures(3)])
+    model.save_pretrained(tmp_path)
+    again = GARE.from_pretrained(tmp_path)
+    assert again.config == model.config
+    assert again.fingerprint() == model.fingerprint()
+    torch.testing.assert_close(again.encode_text(TEXTS).text_TD, text.text_TD)
+    torch.testing.assert_close(again.encode_video([[x] for x in pictures(3)]).frames_VFD, video.frames_VFD)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "align", "siglip2_naflex"])
+def test_it_keeps_the_laws_of_all_encoders(name, folder_of):
+    encoder = GARE.from_pretrained(folder_of(name)).encoder
+    for law in LAWS:
+        law(encoder)
+
+
+def test_the_command_line_takes_a_folder_and_the_library_knows_it_again(folder_of, videos, tmp_path):
+    library = tmp_path / "library"
+    run("index", videos, "--library", library, "--model", folder_of("clip"), "--workers", 1)
+    hits = json.loads(run("search", TEXTS[0], "--library", library, "--json"))
+    expected_V = own_cosine(folder_of("clip"), [read_frames(Path(h["path"]), 1)[0] for h in hits], TEXTS[:1])
+    torch.testing.assert_close(torch.tensor([h["score"] for h in hits]), expected_V[0], atol=1e-5, rtol=0)
+
+
+def test_moments_weights_and_pictures_as_queries_work(folder_of, tmp_path):
+    (tmp_path / "videos").mkdir()
+    shown = pictures(4)
+    write_video(tmp_path / "videos" / "v.mp4", [0, 1, 2, 3], pictures=shown, size=(128, 96))
+    with Library.open(tmp_path / "library", model=folder_of("siglip")) as library:
+        library.index(tmp_path / "videos", options=ONE)
+        (hit,) = library.search(TEXTS[3], explain=True)
+        assert len(hit.frame_scores) == 4
+        assert hit.moment == hit.frame_times[hit.frame_scores.index(max(hit.frame_scores))]
+        assert hit.frame_weights == pytest.approx((0.25,) * 4)
+        assert hit.explanation is not None
+        assert hit.explanation.radius is None
+        assert library.search(image=shown[2])[0].score > 0
+
+
+def test_a_folder_that_moved_is_the_same_model(folder_of, videos, tmp_path):
+    library, moved = tmp_path / "library", tmp_path / "moved"
+    shutil.copytree(folder_of("siglip"), tmp_path / "first")
+    with Library.open(library, model=tmp_path / "first") as opened:
+        opened.index(videos / "0.mp4", options=ONE)
+    (tmp_path / "first").rename(moved)
+    with Library.open(library) as opened, pytest.raises(LibraryError, match="If it is elsewhere now"):
+        opened.search("a dog")
+    with Library.open(library, model=moved) as opened:
+        assert len(opened.search("a dog")) == 1
+
+
+# --- what is refused, and what is said ----------------------------------------------------------------------
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_a_pickle_is_refused_with_the_way_to_convert_it(folder_of, tmp_path):
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    from transformers import AutoModel
+
+    torch.save(AutoModel.from_pretrained(folder_of("clip")).state_dict(), folder / "pytorch_model.bin")
+    message = refused(folder)
+    assert "a pickle (pytorch_model.bin), and reading one can run code" in message
+    command = message.splitlines()[-1].strip()
+    assert command.startswith('python -c "from transformers')
+    import subprocess
+    import sys
+
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, capture_output=True)
+    GARE.from_pretrained(folder)  # what the message said does
+
+
+def test_a_text_model_is_refused(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    BertModel(
+        BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ).save_pretrained(tmp_path)
+    assert "is a BertModel, which has no vectors for texts and pictures" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_text('{"model_type": "jina_clip"}'), "code of strangers"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights: no file there ends in .safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 99), "cannot be loaded"),
+        (lambda f: (f / "processor_config.json").unlink(), "has no image processor that can be used"),
+        (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "has no tokeniser that can be used"),
+    ],
+    ids=["config", "remote code", "no weights", "damaged weights", "no processor", "no tokeniser"],
+)
+def test_a_broken_folder_says_what_is_wrong(damage, message, folder_of, tmp_path):
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    damage(folder)
+    assert message in refused(folder)
+    done = CliRunner().invoke(
+        app, ["index", str(tmp_path), "--model", str(folder), "--library", f"{tmp_path}/l"]
+    )
+    assert done.exit_code != 0
+    assert "Traceback" not in done.output
+
+
+def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    del state["text_projection.weight"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "1 are missing or of another shape (first: text_projection.weight)" in refused(folder)
+
+
+def test_a_processor_that_does_something_else_is_refused(folder_of, tmp_path):
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    values = json.loads((folder / "processor_config.json").read_text())
+    values["image_processor"]["do_center_crop"] = False
+    (folder / "processor_config.json").write_text(json.dumps(values))
+    assert "in a way that gare cannot follow" in refused(folder)
+
+
+def test_a_tokeniser_of_another_model_is_refused(folder_of, tmp_path):
+    from tokenizers import Tokenizer
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"word{number}" for number in range(99)] + ["dog2"])
+    values = json.loads(tokenizer.to_str())
+    values["model"]["vocab"]["dog"] = 500
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    assert "the tokeniser does not fit the text tower of this CLIPModel" in refused(folder)
+
+
+def test_texts_keep_their_case_where_the_tokeniser_does(tmp_path):
+    folder = save_family("clip", tmp_path)
+    word_tokenizer(tmp_path, lower=False, model_max_length=20).save_pretrained(tmp_path)
+    model = GARE.from_pretrained(folder)
+    small, large = model.encode_text(["a red car", "A RED CAR"]).text_TD
+    assert not torch.allclose(small, large, atol=1e-3)
+
+
+# --- other libraries ----------------------------------------------------------------------------------------
+
+
+def sentence_transformer(folder: Path, target: Path, *, dense: int = 0) -> Path:
+    """A model saved by sentence-transformers, with a map from so many dimensions behind its towers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    torch.manual_seed(0)
+    model.append(Dense(dense, 12) if dense else Normalize())
+    model.save_pretrained(str(target))
+    return target
+
+
+def test_a_sentence_transformers_folder_is_the_dual_encoder_in_it(folder_of, tmp_path):
+    folder = sentence_transformer(folder_of("clip"), tmp_path / "model")
+    model, plain = GARE.from_pretrained(folder), GARE.from_pretrained(folder_of("clip"))
+    assert model.config.encoder.name == "transformers"
+    torch.testing.assert_close(model.encode_text(TEXTS).text_TD, plain.encode_text(TEXTS).text_TD)
+
+
+def test_other_modules_are_run_by_sentence_transformers(folder_of, videos, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    folder = sentence_transformer(folder_of("siglip"), tmp_path / "model", dense=32)
+    with Library.open(tmp_path / "library", model=folder) as library:
+        library.index(videos / "3.mp4", options=ONE)
+        (hit,) = library.search(TEXTS[1])
+    with Library.open(tmp_path / "library") as library:  # by its name
+        assert library.search(TEXTS[1])[0].score == hit.score
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    squashed = read_frames(videos / "3.mp4", 1)[0].resize((32, 32), Image.Resampling.BICUBIC)
+    vectors = torch.from_numpy(theirs.encode([squashed], convert_to_numpy=True))
+    text = torch.from_numpy(theirs.encode([TEXTS[1]], convert_to_numpy=True))
+    assert hit.score == pytest.approx(torch.cosine_similarity(text, vectors).item(), abs=1e-5)
+
+
+def test_a_sentence_transformers_model_for_texts_is_refused(tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(small).save_pretrained(tmp_path / "bert")
+    word_tokenizer(tmp_path, model_max_length=20).save_pretrained(tmp_path / "bert")
+    transformer = Transformer(str(tmp_path / "bert"))
+    model = SentenceTransformer(modules=[transformer, Pooling(8)], device="cpu")
+    model.save_pretrained(str(tmp_path / "model"))
+    assert "a sentence-transformers model for texts alone" in refused(tmp_path / "model")
+
+
+def test_open_clip_says_what_to_install():
+    from importlib.util import find_spec
+
+    from gare.errors import MissingExtraError
+
+    if find_spec("open_clip") is not None:
+        pytest.skip("open_clip is installed here")
+    with pytest.raises(MissingExtraError, match=r"needs open-clip-torch and torchvision, not installed here"):
+        GARE.from_pretrained("open_clip:ViT-B-32/laion2b_s34b_b79k")
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip2_naflex"])
+def test_gare_is_trained_on_top_of_it_and_comes_back(name, folder_of, videos, tmp_path):
+    from gare.train import RunConfig, train
+
+    data = write_dataset(tmp_path / "data", videos=6)
+    values = recipe(data, epochs=1)
+    values |= {
+        "start_from": str(folder_of(name)),
+        "model": {
+            "encoder": {"name": "transformers", "freeze_image": True},
+            "temporal": {"num_layers": 0},
+            "interaction": {"name": "gare", "init": "zero_output"},
+        },
+    }
+    values["data"] = {**values["data"], "frames": "cached"}
+    best = train(RunConfig.load(values), tmp_path / "run", device=torch.device("cpu"))
+    model, start = GARE.from_pretrained(best), GARE.from_pretrained(folder_of(name))
+    assert model.interaction.has_increments
+    assert model.config.encoder.freeze_image
+    trained, before = model.encoder.state_dict(), start.encoder.state_dict()
+    assert all(torch.equal(trained[key], before[key]) for key in before if key.startswith("vision."))
+    assert any(not torch.equal(trained[key], before[key]) for key in before if key.startswith("text."))
+    with Library.open(tmp_path / "library", model=best) as library:
+        library.index(videos / "0.mp4", options=ONE)
+        assert library.search("red light")

@@ -1,0 +1,108 @@
+"""Image towers whose products are in bfloat16: the same vectors to 1e-4 in cosine, and only where wanted."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gare.bench.encode_bench import transformers_features
+from gare.encoders import bfloat16_layers
+from gare.model import GARE, GareConfig
+
+VISION = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+VISION |= {"image_size": 64, "patch_size": 16}
+TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def make_model(kind: str) -> GARE:
+    torch.manual_seed(0)
+    architecture = {"model_type": kind, "vision_config": VISION, "text_config": TEXT}
+    if kind == "clip":
+        architecture["projection_dim"] = 32
+    else:
+        architecture["text_config"] = {**TEXT, "hidden_size": 64, "projection_size": 64}
+    values = {
+        "encoder": {"name": "clip", "architecture": architecture},
+        "temporal": {"num_layers": 0},
+        "interaction": {"name": "mean"},
+    }
+    model = GARE(GareConfig.load(values)).eval()
+    with torch.no_grad():
+        for parameter in model.encoder.vision.parameters():  # as far from zero as trained ones are
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that gains by it; others compute the same, slowly."""
+    monkeypatch.delenv(bfloat16_layers.VARIABLE, raising=False)
+    monkeypatch.setattr(bfloat16_layers, "has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr(bfloat16_layers, "LEAST_PARAMETERS", 1)
+
+
+def frames(number: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(256, (number, 3, 64, 64), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@torch.no_grad()
+def test_vectors_are_those_of_transformers(kind, wanted):
+    model = make_model(kind)
+    encoder = model.encoder
+    reference = transformers_features(model)
+    assert reference is not None
+    expected = reference(encoder.image_format.normalise(frames()))
+    actual = encoder.project_images(encoder.encode_frames(frames()))
+    assert actual.dtype == torch.float32
+    assert not torch.equal(actual, expected)  # it was done
+    assert F.cosine_similarity(actual, expected).min() > 1 - 1e-4
+    exact = encoder.encode_images(encoder.image_format.normalise(frames()))  # floats: in float32 as ever
+    torch.testing.assert_close(exact, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_small_towers_other_processors_and_a_refusal_stay_in_float32(wanted, monkeypatch):
+    model = make_model("clip")
+    exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
+    with monkeypatch.context() as patched:
+        patched.setenv(bfloat16_layers.VARIABLE, "float32")
+        assert torch.equal(model.encoder.encode_frames(frames()), exact)
+    with monkeypatch.context() as patched:
+        patched.setattr(bfloat16_layers, "has_fast_bfloat16", lambda: False)
+        assert torch.equal(model.encoder.encode_frames(frames()), exact)
+    with monkeypatch.context() as patched:
+        patched.setattr(bfloat16_layers, "LEAST_PARAMETERS", 10_000_000)
+        assert torch.equal(make_model("clip").encoder.encode_frames(frames()), exact)
+    assert not torch.equal(model.encoder.encode_frames(frames()), exact)
+
+
+def test_gradients_are_exact(wanted):
+    model = make_model("clip")
+    with torch.no_grad():
+        model.encoder.encode_frames(frames())  # prepared
+    exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
+    features = model.encoder.encode_frames(frames())
+    torch.testing.assert_close(features, exact)
+    features.sum().backward()
+    assert model.encoder.vision.encoder.layers[0].mlp.fc1.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_weights_that_change_are_used(wanted):
+    model = make_model("clip")
+    names = list(model.state_dict())
+    before = model.encoder.encode_frames(frames())
+    assert list(model.state_dict()) == names
+    other = copy.deepcopy(model)
+    for layer in other.encoder.vision.encoder.layers:
+        layer.mlp.fc1.weight.mul_(2.0)
+    after = other.encoder.encode_frames(frames())
+    exact = other.encoder.image_features(other.encoder.image_format.normalise(frames()))
+    assert F.cosine_similarity(after, exact).min() > 1 - 1e-4
+    assert F.cosine_similarity(after, before).min() < 1 - 1e-3
+    assert torch.equal(model.encoder.encode_frames(frames()), before)

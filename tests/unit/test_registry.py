@@ -1,0 +1,40 @@
+"""Names from outside: registered by hand, or offered by an installed package."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gare.errors import ConfigError
+from gare.registry import Registry
+from strangers import install
+
+
+def test_an_entry_point_is_found_by_name(tmp_path, monkeypatch):
+    install(tmp_path, "stars", "SIDES = 5\n", "[gare.shapes]\nstar = stars:SIDES\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    shapes = Registry("shape", {"circle": 0})
+    assert list(shapes) == ["circle", "star"]
+    assert "star" in shapes
+    assert shapes["star"] == 5
+    assert "stars" in sys.modules
+
+
+def test_an_entry_point_that_does_not_load_names_its_package(tmp_path, monkeypatch):
+    install(tmp_path, "broken", "raise RuntimeError('no GPU')\n", "[gare.shapes]\nhex = broken:SIDES\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"package broken offers the shape 'hex'.*no GPU"):
+        Registry("shape", {})["hex"]
+
+
+def test_a_name_is_given_once():
+    shapes = Registry("shape", {"circle": 0})
+    assert shapes.register("circle", 0) == 0
+    with pytest.raises(ValueError, match="already a shape 'circle'"):
+        shapes.register("circle", 1)
+
+
+def test_a_miss_lists_what_there_is():
+    with pytest.raises(ConfigError, match="no loss term 'x'; there are: kl, radius"):
+        Registry("loss term", {"kl": 1, "radius": 2})["x"]
