@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -403,6 +404,19 @@ def without_tags(found: list[Any]) -> list[Any]:
     return [[[hit[:-1] for hit in hits] for hits in searches], pictures]
 
 
+def overwrite(path: Path, place: int, size: int, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[place : place + size] = chance.randbytes(len(content[place : place + size]))
+    path.write_bytes(content)
+
+
+def check_found_or_harmless(home: Home, library: Path, before: list[Any]) -> None:
+    if not check_library(library, read_data="all").is_sound:
+        assert repair(home, library).is_sound
+        assert check_library(library, read_data="all").is_sound
+    check_same(without_tags(answers(library, home.model)), without_tags(before))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_damage_anywhere_is_found_or_changes_nothing(
     seed: int, home: Home, library: Path, before: list[Any]
@@ -410,16 +424,42 @@ def test_damage_anywhere_is_found_or_changes_nothing(
     """At a random place of a random file."""
     chance = random.Random(seed)
     tables = [library / f"{name}.lance" for name in ("items", "frames", "files", "facts")]
-    files = [path for table in tables for path in sorted((table / "data").iterdir())]
+    # By size: their names are other ones in each run.
+    files = [path for table in tables for path in sorted((table / "data").iterdir(), key=size_of)]
     path = chance.choice([*files, *(manifests(library, table.stem)[0] for table in tables)])
-    content = bytearray(path.read_bytes())
-    place, size = chance.randrange(len(content)), chance.choice([1, 1, 64, 512])
-    content[place : place + size] = chance.randbytes(len(content[place : place + size]))
-    path.write_bytes(content)
-    if not check_library(library, read_data="all").is_sound:
-        assert repair(home, library).is_sound
-        assert check_library(library, read_data="all").is_sound
-    check_same(without_tags(answers(library, home.model)), without_tags(before))
+    overwrite(path, chance.randrange(size_of(path)), chance.choice([1, 1, 64, 512]), chance)
+    check_found_or_harmless(home, library, before)
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("table", ["items", "frames", "files", "facts"])
+def test_damage_to_the_end_of_a_data_file_is_found(
+    table: str, home: Home, library: Path, before: list[Any], tmp_path: Path
+) -> None:
+    """There Lance keeps where everything lies: what it says of nonsense differs from byte to byte."""
+    chance = random.Random(table)
+    for place in (-640, -512, -384, -256, -128, -64, -40, -16):
+        damaged = tmp_path / str(place)
+        shutil.copytree(library, damaged)
+        path = max((damaged / f"{table}.lance" / "data").iterdir(), key=size_of)
+        overwrite(path, max(size_of(path) + place, 0), 64, chance)
+        with (
+            contextlib.suppress(LibraryError),  # and no other error
+            Library.open(damaged, model=home.model, read_only=True) as opened,
+        ):
+            opened.search("a red square", top=100)
+        check_found_or_harmless(home, damaged, before)
+
+
+def test_a_manifest_without_its_end_is_found(home: Home, library: Path, before: list[Any]) -> None:
+    """Lance does not look at the last byte; who opens the library does."""
+    newest = manifests(library, "frames")[0]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    assert "broken_manifest" in check_library(library).kinds()
+    check_found_or_harmless(home, library, before)
 
 
 # --- the vector index ---------------------------------------------------------------------------------------

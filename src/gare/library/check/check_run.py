@@ -91,6 +91,10 @@ def check_library(
                 _check_opened(store, report, share, started, max_duration, with_files, model, on_progress)
         except DamagedLibraryError as error:  # what is wrong below the rows is known already, or is this
             report.add("unreadable", error.reason)
+        except (ValueError, TypeError, LookupError) as error:  # rows that nobody wrote
+            if not report.damage:
+                raise
+            report.add("unreadable", f"{type(error).__name__}: {error}")
         finally:
             store.close()
     report.seconds = time.monotonic() - started

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gare.errors import LibraryError
-from gare.library.store.lance_storage import Place, explained, explanation
-from gare.library.store.lance_store import STAMP_COPY, storage_options
+from gare.library.store.lance_storage import Place, explained, explanation, is_whole
+from gare.library.store.lance_store import NAME_COLUMN, STAMP_COPY, WRITTEN_COLUMN, storage_options
 from gare.library.store.lance_table import VECTOR_INDEX
 from gare.library.store.store_damage import Damage
 from gare.library.store.store_schema import ModelStamp, file_schema, frame_schema, item_schema, parse_stamp
@@ -21,12 +21,13 @@ from gare.library.store.store_schema import ModelStamp, file_schema, frame_schem
 TABLE_KEYS = {"facts": "key", "items": "id", "frames": "frames_key", "files": "path"}
 _ROWS_AT_ONCE = 1024
 _ADDED_LATER = {"strip", "split"}  # libraries of format 0 lack them
-_REQUIRED = {
+_COLUMNS = {
     "facts": {"key", "value"},
-    "items": set(item_schema(1).names),
-    "frames": set(frame_schema().names) - _ADDED_LATER,
-    "files": set(file_schema().names) - _ADDED_LATER,
+    "items": {*item_schema(1).names, NAME_COLUMN},
+    "frames": {*frame_schema().names, WRITTEN_COLUMN},
+    "files": set(file_schema().names),
 }
+_REQUIRED = {name: columns - _ADDED_LATER for name, columns in _COLUMNS.items()}
 """The columns of each table: a manifest that names others is broken."""
 
 
@@ -51,6 +52,8 @@ class Files:
 
     def size(self, name: str) -> int | None:
         """The bytes of a file; None where there is none."""
+        if "\0" in name:  # no system has such a file; a broken manifest may
+            return None
         info = self._system.get_file_info(f"{self._root}/{name}")
         return int(info.size) if info.is_file else None
 
@@ -121,24 +124,15 @@ def _without_panics() -> Iterator[None]:
 
 
 def _look_at_table(files: Files, place: Place, name: str, *, read_all: bool) -> TableState:
-    import lance
-
     state = TableState(name)
-    uri = f"{files.uri.rstrip('/')}/{name}.lance"
     found = [path for path in files.names(f"{name}.lance/_versions") if path.endswith(".manifest")]
     state.manifests = sorted(found, key=_age)
     hinted = _hinted_version(files, name)
     if state.manifests and hinted > _version(state.manifests[0]):
         state.lost_version = hinted
     for number, manifest in enumerate(state.manifests):
-        try:
-            with _damage_only(files.uri):
-                version = _version(manifest)
-                dataset = lance.dataset(uri, version=version, storage_options=place.options)
-                if not _REQUIRED[name] <= set(dataset.schema.names) or dataset.version != version:
-                    continue
-                dataset.count_rows()
-        except _Damaged:
+        dataset = _open_version(files, place, name, manifest)
+        if dataset is None or _has_lost_columns(files, place, name, dataset, state.manifests[number + 1 :]):
             continue
         state.dataset, state.num_broken = dataset, number
         break
@@ -147,6 +141,33 @@ def _look_at_table(files: Files, place: Place, name: str, *, read_all: bool) -> 
     if state.dataset is not None:
         state.bad_fragments = dict(_bad_fragments(files, state, place, read_all=read_all))
     return state
+
+
+def _open_version(files: Files, place: Place, name: str, manifest: str) -> Any:
+    """The table as this manifest tells it; None where the manifest is broken."""
+    import lance
+
+    uri, version = f"{files.uri.rstrip('/')}/{name}.lance", _version(manifest)
+    try:
+        with _damage_only(files.uri):
+            if not is_whole(files.read(manifest)):
+                return None
+            dataset = lance.dataset(uri, version=version, storage_options=place.options)
+            if not _REQUIRED[name] <= set(dataset.schema.names) or dataset.version != version:
+                return None
+            dataset.count_rows()
+            return dataset
+    except _Damaged:
+        return None
+
+
+def _has_lost_columns(files: Files, place: Place, name: str, dataset: Any, older: list[str]) -> bool:
+    """Whether the version before has columns that are missing here: they are added, never dropped."""
+    missing = (_ADDED_LATER & _COLUMNS[name]) - set(dataset.schema.names)
+    if not missing or not older:
+        return False
+    before = _open_version(files, place, name, older[0])
+    return before is not None and bool(missing & set(before.schema.names))
 
 
 def version_hint(name: str) -> str:

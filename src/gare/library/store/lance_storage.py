@@ -113,13 +113,13 @@ def broken_manifests(table: Path) -> list[Path]:
     """The newest manifests that are empty, cut short or have a hole, newest first."""
     broken = []
     for manifest in sorted((table / "_versions").glob("*.manifest")):  # names count down: newest first
-        if _is_whole(manifest.read_bytes()):
+        if is_whole(manifest.read_bytes()):
             break
         broken.append(manifest)
     return broken
 
 
-def _is_whole(manifest: bytes) -> bool:
+def is_whole(manifest: bytes) -> bool:
     """Whether a manifest has its end, and its message has no hole: no field of a message has the number 0."""
     if len(manifest) < _FOOTER.size or manifest[-len(_MANIFEST_END) :] != _MANIFEST_END:
         return False
@@ -219,7 +219,11 @@ _DAMAGE = (
     "protobuf",
     "decompress",
     "invalid utf8",
+    "task was aborted",
+    "does not exist in schema",
 )
+
+_NO_DAMAGE = ("conflict", "already exists")  # another writer was faster
 
 
 def explanation(uri: str, error: Exception) -> LibraryError | None:
@@ -230,7 +234,9 @@ def explanation(uri: str, error: Exception) -> LibraryError | None:
             known = LibraryError(f"library {uri}: {meaning}. ({_first_line(error)})")
             known.logged = meaning
             return known
-    return damaged(uri, error) if any(word in text for word in _DAMAGE) else None
+    # Bytes break in more ways than anybody could list: what else Lance itself refuses to read is damage.
+    is_of_lance = _SOURCE_PLACE.search(str(error)) and not any(word in text for word in _NO_DAMAGE)
+    return damaged(uri, error) if is_of_lance or any(word in text for word in _DAMAGE) else None
 
 
 @contextlib.contextmanager
@@ -242,7 +248,7 @@ def explained(uri: str) -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:  # bytes that nobody wrote as text
         raise damaged(uri, "a text is not UTF-8") from error
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError) as error:
         known = explanation(uri, error)
         if known is None:
             raise
