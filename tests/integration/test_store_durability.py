@@ -172,6 +172,43 @@ def test_everything_is_flushed_before_it_is_acknowledged(library: Path, monkeypa
         assert max(data) < manifest
 
 
+def test_what_a_clean_up_takes_meanwhile_is_no_error(library: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process removes old files after their folder was listed, before one looks at them."""
+    folder = library / "items.lance" / "_indices" / "old"
+    folder.mkdir(parents=True)
+    store: Any = open_store(library)
+    is_taken, stat, files = False, os.stat, lance_storage.Flusher._files
+
+    def take() -> None:
+        nonlocal is_taken
+        is_taken = True
+        shutil.rmtree(folder)
+
+    def listed(self: Any) -> Any:
+        for path, entry in files(self):
+            if folder.exists() and path == str(folder / "index"):
+                take()
+            yield path, entry
+
+    def looked_at(path: Any, **options: Any) -> Any:
+        if os.fspath(path) == str(folder / "index"):
+            take()
+        return stat(path, **options)
+
+    (folder / "index").write_bytes(b"x" * 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(lance_storage.Flusher, "_files", listed)
+        store.upsert(*make_rows(["/third.mp4"]))
+    assert is_taken
+    is_taken = False
+    folder.mkdir()
+    (folder / "index").write_bytes(b"x" * 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", looked_at)
+        assert 0 < store.num_bytes() < 10**6
+    assert is_taken
+
+
 def small_disk(folder: Path, size: str, script: str) -> tuple[str, ...]:
     """Run something with a real file system of its own mounted at `folder`."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:

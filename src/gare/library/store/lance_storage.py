@@ -8,6 +8,7 @@ has a hole: nobody was told of that commit, so it is set aside and the version b
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -88,14 +89,15 @@ class Flusher:
         """Wait until every new file of the table is on the disk."""
         if self._flushed is None:  # files of a process that died before its flush are flushed too
             recent = time.time() - _SURELY_WRITTEN_S
-            self._flushed = {path for path, entry in self._files() if entry.stat().st_mtime < recent}
+            self._flushed = {path for path, entry in self._files() if _modified(entry) < recent}
         new = [path for path, _ in self._files() if path not in self._flushed]
         folders = {os.path.dirname(path) for path in new}
         for path in new:
             with contextlib.suppress(FileNotFoundError):  # a clean-up elsewhere may take it meanwhile
                 flush(Path(path))
         for folder in sorted(folders | {os.path.dirname(folder) for folder in folders}):
-            flush(Path(folder))
+            with contextlib.suppress(FileNotFoundError):
+                flush(Path(folder))
         self._flushed.update(new)
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -107,6 +109,24 @@ class Flusher:
                         pending.append(entry.path)
                     else:
                         yield entry.path, entry
+
+
+def _modified(entry: os.DirEntry[str]) -> float:
+    """When a file was written; one that a clean-up took meanwhile counts as just now."""
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
+def folder_bytes(folder: Path) -> int:
+    """How much room a folder takes, without what a clean-up takes away meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
 
 
 def broken_manifests(table: Path) -> list[Path]:

@@ -30,6 +30,7 @@ from gare.library.store.lance_storage import (
     damaged,
     explained,
     explanation,
+    folder_bytes,
     set_aside,
     with_retries,
 )
@@ -341,7 +342,7 @@ class LanceTable:
     def num_bytes(self) -> int:
         """How much room it takes: all files of a folder; on object storage, those of the newest version."""
         if self.place.folder:
-            return sum(path.stat().st_size for path in Path(self.uri).rglob("*") if path.is_file())
+            return folder_bytes(Path(self.uri))
         fragments = self.snapshot(fresh=True).dataset.get_fragments()
         return sum(file.file_size_bytes or 0 for part in fragments for file in part.metadata.files)
 
