@@ -252,11 +252,11 @@ def test_files_that_are_still_written_wait(tmp_path: Path, store: Store, model: 
     root = tmp_path / "videos"
     root.mkdir()
     path = write_video(root / "a.mp4", steady(2))
-    assert counts(index(store, model, root, settle_seconds=60.0)) == {}
+    assert counts(index(store, model, root, settle_seconds=3600.0)) == {}
     os.utime(path, (1, 1))
-    assert counts(index(store, model, root, settle_seconds=60.0)) == {"new": 1}
+    assert counts(index(store, model, root, settle_seconds=3600.0)) == {"new": 1}
     os.utime(path)
-    assert counts(index(store, model, root, settle_seconds=60.0)) == {}
+    assert counts(index(store, model, root, settle_seconds=3600.0)) == {}
     assert store.count() == 1
 
 
