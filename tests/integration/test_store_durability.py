@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,20 @@ def test_a_manifest_cut_short_is_set_aside_and_said(library: Path, table: str, s
         assert store.get_notes() == {"a": "1"}
     store.upsert(*make_rows(["/second.mp4"]))
     assert sorted(read_all(store)["path"].to_pylist()) == ["/first.mp4", "/second.mp4"]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(500)])
+def test_an_older_manifest_that_a_power_cut_spoilt_does_not_stop_the_upkeep(library: Path, content: bytes):
+    """Two commits were not flushed, and the disk has the second one only."""
+    _, older, *_ = sorted((library / "items.lance" / "_versions").glob("*.manifest"))
+    older.write_bytes(content)
+    store: Any = open_store(library, stamp=STAMP)
+    assert store.repairs == ()  # no row is lost
+    store.version_age = timedelta(0)
+    store.maintain()
+    assert [kept.stat().st_size for kept in (library / lance_storage.SET_ASIDE).iterdir()] == [len(content)]
+    assert sorted(read_all(store)["path"].to_pylist()) == ["/first.mp4", "/second.mp4"]
+    store.check()
 
 
 def test_a_file_that_is_gone_is_damage_and_says_so(library: Path):

@@ -139,6 +139,15 @@ def broken_manifests(table: Path) -> list[Path]:
     return broken
 
 
+def broken_older_manifests(table: Path) -> list[Path]:
+    """Manifests behind the newest one that are empty, cut short or have a hole.
+
+    Lance joins fragments in two commits, with no flush in between: a power cut may spoil the first alone.
+    """
+    older = sorted((table / "_versions").glob("*.manifest"))[1:]
+    return [manifest for manifest in older if not _is_whole(manifest.read_bytes())]
+
+
 def _is_whole(manifest: bytes) -> bool:
     """Whether a manifest has its end, and its message has no hole: no field of a message has the number 0."""
     if len(manifest) < _FOOTER.size or manifest[-len(_MANIFEST_END) :] != _MANIFEST_END:

@@ -27,6 +27,7 @@ from gare.library.store.lance_storage import (
     Flusher,
     Place,
     broken_manifests,
+    broken_older_manifests,
     damaged,
     explained,
     explanation,
@@ -316,6 +317,9 @@ class LanceTable:
     def clean(self, older_than: Any) -> int:
         """Delete versions that no reader can still be at; bytes freed."""
         with self.place.writing():
+            if self.place.folder:  # a clean-up reads every version, and one that is spoilt would end it
+                for manifest in broken_older_manifests(Path(self.uri)):
+                    set_aside(manifest)
             dataset = self._newest()
             return int(dataset.cleanup_old_versions(older_than=older_than).bytes_removed)
 
