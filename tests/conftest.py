@@ -18,9 +18,11 @@ import pytest
 from hypothesis import settings
 
 from gare import GARE, GareConfig
+from same_examples import use_no_constants_of_ours
 
 settings.register_profile("gare", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("gare")
+use_no_constants_of_ours()
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 from faults import slow_extract
 from gare import GARE
@@ -19,6 +20,7 @@ from gare.library.library import model_stamp
 from gare.library.store import open_store
 
 _UNREADABLE = 2
+_DONE, _COMMITTED = b".", b"!"  # a file, or items of some files
 
 
 def run_index(
@@ -26,12 +28,20 @@ def run_index(
 ) -> None:
     model = GARE.from_pretrained(model_folder)
     store = open_store(library, stamp=model_stamp(model, "tiny"), create=True)
+    replace_files = store.replace_files
+
+    def replace_and_tell(items: Any, frames: Any, files: Any) -> None:
+        replace_files(items, frames, files)
+        if items.num_rows:
+            os.write(signs_of_life, _COMMITTED)
+
+    store.replace_files = replace_and_tell  # type: ignore[method-assign]
     report = index_folders(
         store,
         model,
         [root],
         options=IndexOptions(num_workers=2, commit_seconds=0.05, split=split),
-        on_progress=lambda progress: os.write(signs_of_life, b"."),
+        on_progress=lambda progress: os.write(signs_of_life, _DONE),
         extractor=slow_extract,
     )
     print(json.dumps(report.to_json()), flush=True)
@@ -39,7 +49,7 @@ def run_index(
 
 
 def fork_index(root: str, library: str, model_folder: str, split: str | None = None) -> tuple[int, int]:
-    """The process, and where it writes a byte for every file that is done."""
+    """The process, and where it writes a byte for every file that is done, and for every commit."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
@@ -59,8 +69,9 @@ def kill_often(root: str, library: str, model_folder: str, num_kills: int) -> No
         child, signs_of_life = fork_index(root, library, model_folder)
         if number % 3:
             # Those are noted at once; then work has begun.
-            for _ in range(_UNREADABLE + moments.randint(1, 4)):
-                os.read(signs_of_life, 1)
+            wait_for(signs_of_life, _DONE, _UNREADABLE + moments.randint(1, 4))
+            if number == 1:  # on a busy machine no other one may get so far
+                wait_for(signs_of_life, _COMMITTED, 1)
             time.sleep(moments.uniform(0, 0.1))
         else:
             time.sleep(moments.uniform(0, 1))
@@ -69,6 +80,12 @@ def kill_often(root: str, library: str, model_folder: str, num_kills: int) -> No
         os.close(signs_of_life)
     finish(fork_index(root, library, model_folder)[0])
     print(json.dumps({"num_killed": num_killed}))
+
+
+def wait_for(signs_of_life: int, sign: bytes, number: int) -> None:
+    """Until there were so many of these signs, or the process has ended."""
+    while number and (found := os.read(signs_of_life, 1)):
+        number -= found == sign
 
 
 def finish(child: int) -> None:

@@ -30,6 +30,7 @@ from crash_points import open_place, quick_folder
 from crash_scenes import COLOURS, Tree, learn_truth, make_clips, make_model
 from crash_server import CrashServer, Job
 from library_state import State, Truth, assert_same, check_sound
+from same_examples import use_no_constants_of_ours
 
 NAMES = st.sampled_from(["a.mp4", "b.mp4", "c.mp4", "d.mp4"])
 SPLITS = st.sampled_from(["whole", "window:1"])
@@ -253,6 +254,7 @@ def _untagged(state: State) -> State:
 
 def run(world: World, seed: int, num_runs: int, num_steps: int) -> None:
     """So many runs from one seed; raises where one of them goes wrong."""
+    use_no_constants_of_ours()
     machine = type("SeededMachine", (LibraryMachine,), {"world": world})
     hypothesis.seed(seed)(machine)
     run_state_machine_as_test(

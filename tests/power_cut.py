@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import random
 import shutil
@@ -33,6 +34,7 @@ from pathlib import Path
 
 from write_shim import Write, read_trace
 
+_numbers = itertools.count()
 POLICIES = ("lost", "names", "torn", "zeros", "mixed 1", "mixed 2", "mixed 3")
 
 
@@ -44,6 +46,8 @@ class File:
     safe: bytes = b""
     pending: list[tuple[int, int]] = field(default_factory=list)
     """Ranges that were written since the last flush."""
+    born: int = field(default_factory=lambda: next(_numbers))
+    """Which was made first; names cannot tell, because Lance draws them by lot."""
 
     def write(self, offset: int, data: bytes) -> None:
         self.resize(max(len(self.now), offset))
@@ -85,6 +89,7 @@ class Folder:
     safe: dict[str, File | Folder] = field(default_factory=dict)
     pending: list[list[Change]] = field(default_factory=list)
     """Each happens as a whole or not at all."""
+    born: int = field(default_factory=lambda: next(_numbers))
 
     def change(self, *changes: Change) -> None:
         _apply(self.now, changes)
@@ -174,15 +179,17 @@ class Disk:
             num_changes = len(folder.pending)
             if policy == "lost":
                 num_changes = 0
-            elif policy.startswith("mixed"):
+            elif policy.startswith("mixed") and num_changes:
                 num_changes = chance.randint(0, num_changes)
-            for name, what in sorted(folder.after_cut(num_changes).items()):
+            # Chance decides about what is not safe, in the order of the trace, and so the same in every run.
+            for name, what in sorted(folder.after_cut(num_changes).items(), key=lambda pair: pair[1].born):
                 path = f"{place}/{name}"
                 if isinstance(what, Folder):
                     image[path] = None
                     visit(what, path)
                 else:
-                    image[path] = what.after_cut(_data(policy, chance))
+                    is_safe = bytes(what.now) == what.safe
+                    image[path] = what.safe if is_safe else what.after_cut(_data(policy, chance))
 
         visit(self.top, "")
         return {path.removeprefix("/root"): content for path, content in image.items()}
@@ -195,7 +202,7 @@ def _data(policy: str, chance: random.Random) -> str:
 
 def _read(place: Path) -> Folder:
     folder = Folder()
-    for path in place.iterdir():
+    for path in sorted(place.iterdir()):
         content = path.read_bytes() if path.is_file() else b""
         folder.now[path.name] = File(bytearray(content), content) if path.is_file() else _read(path)
     folder.flush()

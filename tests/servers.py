@@ -101,7 +101,7 @@ class Postgres:
         return self
 
     def promote(self) -> None:
-        self._run("pg_ctl", "-D", self.folder, "-w", "promote")
+        self._run("pg_ctl", "-D", self.folder, "-w", "-t", round(HANG_S), "promote")
 
     def uri(self, database: str = "postgres") -> str:
         return f"postgresql://gare@127.0.0.1:{self.port}/{database}"

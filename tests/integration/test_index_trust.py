@@ -30,6 +30,7 @@ from gare.library.index.scan import FoundFile
 from gare.library.library import model_stamp
 from gare.library.store import Store, open_store
 from gare.library.store.store_schema import item_id
+from servers import HANG_S
 from stores import STAMP, make_files, make_rows
 
 
@@ -286,7 +287,7 @@ def test_two_indexers_with_different_splits_store_no_file_twice(
     open_store(uri, stamp=model_stamp(model, "tiny"), create=True).close()
     script = Path(__file__).parents[1] / "index_driver.py"
     command = [sys.executable, script, "splits", root, uri, tmp_path / "model", "whole", "window:1"]
-    subprocess.run([str(part) for part in command], check=True, timeout=300, stdout=subprocess.DEVNULL)
+    subprocess.run([str(part) for part in command], check=True, timeout=HANG_S, stdout=subprocess.DEVNULL)
     store = open_store(uri)
     assert len(generations(store, with_ledger=kind != "s3")) == 8  # there the next run may have to look again
     index(store, model, root, split="window:1")

@@ -17,6 +17,7 @@ from gare.errors import LibraryError
 from gare.library.filters import And, DurationBetween, HasTag, InFolder, NameLike, Not, matches
 from gare.library.store import Store, lance_store, lance_upkeep, open_store, postgres_tables
 from gare.library.store.store_schema import frame_schema, item_id
+from servers import HANG_S
 from stores import STAMP, make_files, make_rows, read_all
 
 PATHS = [f"/videos/{number % 7}/clip {number:03}.mp4" for number in range(60)]
@@ -252,7 +253,7 @@ def test_two_writers_of_the_same_rows_double_nothing(store: Store, uri: str):
         for number in range(8):
             paths = [f"/{number}/{part}.mp4" for part in range(3)]
             items, frames = make_rows(paths, seed=seed, version=f"{seed}-{number}")
-            start.wait(60)
+            start.wait(HANG_S)
             mine.upsert(items, frames)
             mine.record_files(make_files(paths))
             mine.set_notes({f"{number}": str(seed)})

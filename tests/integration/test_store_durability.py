@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,20 @@ def test_a_manifest_cut_short_is_set_aside_and_said(library: Path, table: str, s
     assert sorted(read_all(store)["path"].to_pylist()) == ["/first.mp4", "/second.mp4"]
 
 
+@pytest.mark.parametrize("content", [b"", bytes(500)])
+def test_an_older_manifest_that_a_power_cut_spoilt_does_not_stop_the_upkeep(library: Path, content: bytes):
+    """Two commits were not flushed, and the disk has the second one only."""
+    _, older, *_ = sorted((library / "items.lance" / "_versions").glob("*.manifest"))
+    older.write_bytes(content)
+    store: Any = open_store(library, stamp=STAMP)
+    assert store.repairs == ()  # no row is lost
+    store.version_age = timedelta(0)
+    store.maintain()
+    assert [kept.stat().st_size for kept in (library / lance_storage.SET_ASIDE).iterdir()] == [len(content)]
+    assert sorted(read_all(store)["path"].to_pylist()) == ["/first.mp4", "/second.mp4"]
+    store.check()
+
+
 def test_a_file_that_is_gone_is_damage_and_says_so(library: Path):
     for manifest in (library / "items.lance" / "_versions").glob("*.manifest"):
         manifest.write_bytes(b"not a manifest, but it ends like one LANC")
@@ -170,6 +185,43 @@ def test_everything_is_flushed_before_it_is_acknowledged(library: Path, monkeypa
         manifest = flushed.index(str(newest_manifest(library, table)))
         data = [place for place, path in enumerate(flushed) if path in new and f"{table}.lance/data" in path]
         assert max(data) < manifest
+
+
+def test_what_a_clean_up_takes_meanwhile_is_no_error(library: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another process removes old files after their folder was listed, before one looks at them."""
+    folder = library / "items.lance" / "_indices" / "old"
+    folder.mkdir(parents=True)
+    store: Any = open_store(library)
+    is_taken, stat, files = False, os.stat, lance_storage.Flusher._files
+
+    def take() -> None:
+        nonlocal is_taken
+        is_taken = True
+        shutil.rmtree(folder)
+
+    def listed(self: Any) -> Any:
+        for path, entry in files(self):
+            if folder.exists() and path == str(folder / "index"):
+                take()
+            yield path, entry
+
+    def looked_at(path: Any, **options: Any) -> Any:
+        if os.fspath(path) == str(folder / "index"):
+            take()
+        return stat(path, **options)
+
+    (folder / "index").write_bytes(b"x" * 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(lance_storage.Flusher, "_files", listed)
+        store.upsert(*make_rows(["/third.mp4"]))
+    assert is_taken
+    is_taken = False
+    folder.mkdir()
+    (folder / "index").write_bytes(b"x" * 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", looked_at)
+        assert 0 < store.num_bytes() < 10**6
+    assert is_taken
 
 
 def small_disk(folder: Path, size: str, script: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from gare.errors import ConfigError, QueryError
 from gare.library.filters import matches, parse_filter, simplify
 from gare.library.store import Store, open_store
 from query_grammar import Written, deep_filters
+from servers import HANG_S
 from stores import STAMP, make_rows, read_all
 
 # Quotes, wildcards of three languages, escapes, case pairs that databases fold differently, composed and not.
@@ -141,7 +142,9 @@ def test_deep_and_long_filters_are_answered_at_once(library: tuple[Store, list[d
     where = parse_filter(BOMBS[bomb])
     started = time.perf_counter()
     found = store.count(where)
-    assert time.perf_counter() - started < 20  # without flattening: 2.6 times as long for each of 49 levels
+    assert (
+        time.perf_counter() - started < HANG_S
+    )  # without flattening: 2.6 times as long for each of 49 levels
     assert found == sum(matches(where, row) for row in rows)
 
 

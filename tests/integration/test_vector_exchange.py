@@ -20,6 +20,7 @@ from gare import GARE, GareConfig, Library
 from gare.errors import LibraryError
 from gare.library.library import model_stamp
 from gare.library.store.store_schema import item_id
+from servers import HANG_S
 
 NAMES = ["/elsewhere/a.mp4", "/elsewhere/b.mp4", "s3://bucket/c.mp4"]
 
@@ -171,10 +172,10 @@ def test_indexing_leaves_them_and_takes_the_place_of_one_whose_file_it_finds(mod
 def test_the_command_writes_the_same_file(library, tmp_path):
     target = tmp_path / "vectors.parquet"
     command = [sys.executable, "-m", "gare", "export", str(target), "--library", str(tmp_path / "library")]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert first.returncode == 0, first.stderr
     assert pq.read_table(target).num_rows == 3
-    again = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert again.returncode == 1
     assert "exists already" in again.stderr
     assert "Traceback" not in again.stderr

@@ -8,6 +8,7 @@ has a hole: nobody was told of that commit, so it is set aside and the version b
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -88,14 +89,15 @@ class Flusher:
         """Wait until every new file of the table is on the disk."""
         if self._flushed is None:  # files of a process that died before its flush are flushed too
             recent = time.time() - _SURELY_WRITTEN_S
-            self._flushed = {path for path, entry in self._files() if entry.stat().st_mtime < recent}
+            self._flushed = {path for path, entry in self._files() if _modified(entry) < recent}
         new = [path for path, _ in self._files() if path not in self._flushed]
         folders = {os.path.dirname(path) for path in new}
         for path in new:
             with contextlib.suppress(FileNotFoundError):  # a clean-up elsewhere may take it meanwhile
                 flush(Path(path))
         for folder in sorted(folders | {os.path.dirname(folder) for folder in folders}):
-            flush(Path(folder))
+            with contextlib.suppress(FileNotFoundError):
+                flush(Path(folder))
         self._flushed.update(new)
 
     def _files(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -109,6 +111,24 @@ class Flusher:
                         yield entry.path, entry
 
 
+def _modified(entry: os.DirEntry[str]) -> float:
+    """When a file was written; one that a clean-up took meanwhile counts as just now."""
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+
+
+def folder_bytes(folder: Path) -> int:
+    """How much room a folder takes, without what a clean-up takes away meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
+
+
 def broken_manifests(table: Path) -> list[Path]:
     """The newest manifests that are empty, cut short or have a hole, newest first."""
     broken = []
@@ -117,6 +137,15 @@ def broken_manifests(table: Path) -> list[Path]:
             break
         broken.append(manifest)
     return broken
+
+
+def broken_older_manifests(table: Path) -> list[Path]:
+    """Manifests behind the newest one that are empty, cut short or have a hole.
+
+    Lance joins fragments in two commits, with no flush in between: a power cut may spoil the first alone.
+    """
+    older = sorted((table / "_versions").glob("*.manifest"))[1:]
+    return [manifest for manifest in older if not is_whole(manifest.read_bytes())]
 
 
 def is_whole(manifest: bytes) -> bool:

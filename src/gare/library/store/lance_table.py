@@ -27,9 +27,11 @@ from gare.library.store.lance_storage import (
     Flusher,
     Place,
     broken_manifests,
+    broken_older_manifests,
     damaged,
     explained,
     explanation,
+    folder_bytes,
     set_aside,
     with_retries,
 )
@@ -315,6 +317,9 @@ class LanceTable:
     def clean(self, older_than: Any) -> int:
         """Delete versions that no reader can still be at; bytes freed."""
         with self.place.writing():
+            if self.place.folder:  # a clean-up reads every version, and one that is spoilt would end it
+                for manifest in broken_older_manifests(Path(self.uri)):
+                    set_aside(manifest)
             dataset = self._newest()
             return int(dataset.cleanup_old_versions(older_than=older_than).bytes_removed)
 
@@ -341,7 +346,7 @@ class LanceTable:
     def num_bytes(self) -> int:
         """How much room it takes: all files of a folder; on object storage, those of the newest version."""
         if self.place.folder:
-            return sum(path.stat().st_size for path in Path(self.uri).rglob("*") if path.is_file())
+            return folder_bytes(Path(self.uri))
         fragments = self.snapshot(fresh=True).dataset.get_fragments()
         return sum(file.file_size_bytes or 0 for part in fragments for file in part.metadata.files)
 
