@@ -17,7 +17,7 @@ from servers import HANG_S, free_port, kill_hard, stop, wait_until
 from warm import WarmProcess
 
 GARE = str(Path(sys.executable).with_name("gare"))
-PATIENT = {"answer_seconds": HANG_S}
+PATIENT = {"answer_seconds": HANG_S, "body_seconds": HANG_S}
 """A server that answers on a busy machine too, instead of asking to come back."""
 
 

@@ -265,7 +265,9 @@ def ask(server: ServeProcess, path: str) -> socket.socket:
 
 
 def metric(server: ServeProcess, name: str) -> float:
-    lines = server.get("/metrics").content.decode().splitlines()
+    while (answer := server.get("/metrics")).status == 503:  # it, too, has no more time than any request
+        pass
+    lines = answer.content.decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -292,12 +294,13 @@ def test_when_time_is_up_its_thread_is_free_again(served, tmp_path):
     reads = Reads(tmp_path / "reads")
     with slow_server(served, reads, answer_seconds=0.5) as server:
         for path in ENDLESS * 2:
-            answer = server.get(path)
-            assert answer.status == 503, path
-            assert answer.headers["retry-after"]
+            begun = reads.count(b"<")
+            while reads.count(b"<") == begun:  # on a busy machine time may be up before the first read
+                answer = server.get(path)
+                assert answer.status == 503, path
+                assert answer.headers["retry-after"]
         reads.all_ended()
-        assert metric(server, "gare_searches_in_work") == 0
-        assert reads.count(b"<") == 2 * len(ENDLESS)
+        wait_until(lambda: metric(server, "gare_searches_in_work") == 0, "the threads to be free")
 
 
 def test_sigterm_ends_a_server_whose_reading_never_ends(served, tmp_path):

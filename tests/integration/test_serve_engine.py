@@ -46,7 +46,9 @@ def running(library: Library, **options: int) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
-        assert not any(thread.is_alive() for thread in engine._threads)
+        for thread in engine._threads:  # closing waits ten seconds at most
+            thread.join(HANG_S)
+            assert not thread.is_alive()
 
 
 def asked(query: str) -> SearchRequest:
@@ -133,7 +135,7 @@ def test_those_who_come_together_share_the_encoder_and_the_reading(library, monk
         waiting = asyncio.gather(*searches)
         await asyncio.sleep(0)
         engine.start()
-        assert all(await asyncio.wait_for(waiting, 60))
+        assert all(await asyncio.wait_for(waiting, HANG_S))
 
     engine = Engine(library, ServeOptions(), Metrics())
     library.searcher.encoder.texts.get(["a warm-up"])

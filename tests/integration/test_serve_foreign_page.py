@@ -61,11 +61,12 @@ def test_a_hostile_page_reads_nothing_and_costs_nothing(server, name):
     before = searches(server)
     with page_of(hostile(server.url)) as port, chromium() as browser:
         page = browser.new_page()
+        page.set_default_timeout(1000 * HANG_S)
         statuses: list[int] = []
         page.on(
             "response", lambda answer: statuses.append(answer.status) if server.url in answer.url else None
         )
-        page.goto(f"http://{name}:{port}/", timeout=1000 * HANG_S)
+        page.goto(f"http://{name}:{port}/")
         page.wait_for_function("document.title.includes('read') && document.title.includes('sent')")
         assert "unread" in page.title()
         page.wait_for_load_state("load")

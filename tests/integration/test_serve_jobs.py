@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from serve_process import ServeProcess
 from servers import HANG_S
 
 NUM_VIDEOS = 30
+HELD_JOB = Path(__file__).parents[1] / "held_job.py"
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +79,16 @@ def test_a_job_is_followed_to_its_end(tmp_path):
         assert server.get("/api/v1/audit").json()["num_items"] == 10
 
 
-def test_neither_an_end_in_order_nor_kill_9_loses_anything(many, empty):
+def test_neither_an_end_in_order_nor_kill_9_loses_anything(many, empty, tmp_path):
     """The next server goes on by itself, and counts nothing twice."""
-    with ServeProcess(empty.library, "--folder", str(many), ready=False) as server:
+    (tmp_path / "held").mkdir()
+    shutil.copy(HELD_JOB, tmp_path / "held" / "sitecustomize.py")
+    held = {"PYTHONPATH": f"{tmp_path / 'held'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with ServeProcess(empty.library, "--folder", str(many), ready=False, **held) as server:
         job = server.post("/api/v1/jobs", {}).json()["id"]
         next(state for _, state in events(server, job) if state["done"] >= 2)
         assert server.interrupt() == 0
-    with ServeProcess(empty.library, ready=False) as server:  # the folder is part of the order
+    with ServeProcess(empty.library, ready=False, **held) as server:  # the folder is part of the order
         resumed = server.get("/api/v1/jobs").json()[0]
         assert (resumed["id"], resumed["resumed"]) == (job, True)
         next(state for _, state in events(server, job) if state["done"] >= 2)

@@ -13,6 +13,8 @@ import signal
 import threading
 from typing import Any
 
+_ended = threading.Event()
+
 
 def main() -> None:
     """Do the job that the first line describes."""
@@ -46,6 +48,8 @@ def _do(order: dict[str, Any]) -> None:
         with Library.open(
             order["library"], model=order["model"], create=False, change_model=is_change
         ) as library:
+            if _ended.is_set():  # Python drops a Ctrl-C that comes in a callback, as imports have many
+                raise KeyboardInterrupt
             {"index": _index, "change": _index, "audit": _audit}[order["kind"]](library, order)
     except GareError as error:
         _say(event="failed", message=str(error))
@@ -87,6 +91,7 @@ def _say(**fields: Any) -> None:
 def _end_with_stdin() -> None:
     while os.read(0, 4096):  # not through sys.stdin, whose lock would be held when the process ends
         pass
+    _ended.set()
     os.kill(os.getpid(), signal.SIGINT)
 
 
