@@ -54,5 +54,6 @@ def test_numbers_have_not_moved(preset):
     torch.testing.assert_close(
         torch.tensor(actual["scores"]), torch.tensor(expected["scores"]), atol=1e-6, rtol=0
     )
-    assert actual["terms"] == pytest.approx(expected["terms"], abs=1e-6)
-    assert actual["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+    # Weights are drawn in float32, whose last digit is another one on a processor without AVX2.
+    assert actual["terms"] == pytest.approx(expected["terms"], rel=1e-6, abs=1e-6)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-6, abs=1e-5)

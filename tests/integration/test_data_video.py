@@ -143,6 +143,26 @@ def test_damage_in_mid_stream_is_one_report(tmp_path: Path) -> None:
     assert numbers(clip.images)[-1] == 290
 
 
+@pytest.mark.parametrize(("name", "coding"), [("a.mp4", b"avc1"), ("a.mkv", b"V_MPEG4/ISO/AVC")])
+def test_a_coding_that_nobody_knows(tmp_path: Path, name: str, coding: bytes) -> None:
+    """One damaged byte in its name is enough: then there is a stream, and no decoder for it."""
+    path = write_video(tmp_path / name, steady(2))
+    path.write_bytes(path.read_bytes().replace(coding, coding[:-1] + b"~"))
+    with pytest.raises(VideoError, match="its coding is unknown") as error:
+        read_clip(path, 12)
+    assert error.value.kind == "unreadable"
+
+
+def test_a_damaged_header_that_asks_for_more_memory_than_there_can_be(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", steady(8))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"avc1", content.index(b"stsd")) - 1] = 255  # how long what describes the stream is
+    path.write_bytes(content)
+    with pytest.raises(VideoError, match="Cannot allocate memory") as error:
+        read_clip(path, 12)
+    assert error.value.kind == "unreadable"
+
+
 def test_audio_only(tmp_path: Path) -> None:
     with pytest.raises(VideoError, match="only audio") as error:
         read_frames(write_audio(tmp_path / "song.mp4"), 12)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import selectors
+import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from faults import count_down, crash_on_seven, say, tell_and_hang, tell_when_told
-from gare.data import workers
+from gare.data import fork_server, workers
 from gare.data.decoder_messages import Facts
 from gare.data.sandbox import probe_box
 from gare.data.workers import Limits, WorkerLost, WorkerPool, map_in_processes
@@ -140,3 +143,30 @@ def test_mapping_nothing_gives_nothing() -> None:
     assert list(map_in_processes(crash_on_seven, [], num_workers=2)) == []
     with pytest.raises(ValueError, match="num_workers"):
         list(map_in_processes(crash_on_seven, [1], num_workers=0))
+
+
+def test_a_worker_that_ends_while_it_is_given_up_leaves_the_server_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both are told in one round, its end first: who fails sends an error, ends, and is given up for it."""
+    ours, control = socket.socketpair()
+    parent, status = socket.socketpair()
+    old_handler, old_wakeup = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
+    try:
+        server = fork_server._Server(control, ())
+        server._workers[4321] = status
+        key = server._selector.register(status, selectors.EVENT_READ, 4321)
+        ended = selectors.SelectorKey(server._waking, server._waking.fileno(), selectors.EVENT_READ, None)
+        closed = selectors.SelectorKey(control, control.fileno(), selectors.EVENT_READ, None)
+        rounds = iter([[(ended, 1), (key, 1)], [(closed, 1)]])
+        monkeypatch.setattr(server._selector, "select", lambda: next(rounds))
+        monkeypatch.setattr(fork_server.os, "waitpid", lambda *_: (4321, 0))
+        ours.close()
+        server.run()
+        assert parent.recv(4) == bytes(4)  # how it ended was told
+    finally:
+        signal.set_wakeup_fd(old_wakeup)
+        signal.signal(signal.SIGCHLD, old_handler)
+        for each in (control, parent, server._waking, server._wake):
+            each.close()
+        server._selector.close()

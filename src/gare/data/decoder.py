@@ -123,7 +123,11 @@ def pick_stream(container: InputContainer, path: Path) -> VideoStream:
     if not streams:
         found = " and ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         raise VideoError(f"{path} has no video stream, only {found}", "no_video")
-    return streams[0]
+    # A stream in a coding that the decoder does not know has no context: a new one, or a damaged name of one.
+    known = [stream for stream in streams if stream.codec_context is not None]
+    if not known:
+        raise VideoError(f"{path} is not a video that can be read: its coding is unknown")
+    return known[0]
 
 
 def find_duration(container: InputContainer, stream: VideoStream, file: VideoFile, av: Any) -> float:

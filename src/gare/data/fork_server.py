@@ -198,7 +198,9 @@ class _Server:
                         self._waking.recv(4096)
                     self._reap()
                 elif key.fileobj is not self._control:
-                    self._give_up(key.data)
+                    # Given up and ended by itself at once: `_reap`, earlier in this round, may have said all.
+                    if key.data in self._workers:
+                        self._give_up(key.data)
                 elif (order := _receive_order(self._control)) is not None:
                     self._fork(*order)
                 else:

@@ -24,6 +24,7 @@ FRAMES_FOLDER = "frames"
 """Name of the frame cache beside a prepared manifest."""
 _FILE_NAMES = ("manifest.csv", "manifest.parquet")
 _COLUMNS = ("video_id", "path", "caption", "split", "start", "end")
+_QUOTED_ENDS = "\r\n"
 _CSV_MARK = "# gare-manifest "
 
 
@@ -339,10 +340,24 @@ def _parse_header(text: str | None, path: Path) -> Header:
 def _to_csv(header: str, rows: Iterable[Row]) -> str:
     buffer = io.StringIO()
     buffer.write(f"{_CSV_MARK}{header}\n")
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(_ShortLineEnds(buffer), lineterminator=_QUOTED_ENDS)
     writer.writerow(_COLUMNS)
     writer.writerows([getattr(row, column) for column in _COLUMNS] for row in rows)
     return buffer.getvalue()
+
+
+class _ShortLineEnds:
+    """Rows of a CSV writer, each ended by a line feed alone.
+
+    The writer quotes a field for the characters of its own line end only. Told the line feed alone, it leaves
+    a caption with a carriage return bare, and whoever reads the file takes that for the end of the row.
+    """
+
+    def __init__(self, buffer: io.StringIO) -> None:
+        self._buffer = buffer
+
+    def write(self, row: str) -> None:
+        self._buffer.write(row.removesuffix(_QUOTED_ENDS) + "\n")
 
 
 def _read_csv(path: Path) -> tuple[str | None, Iterator[tuple[int, dict[str, str]]]]:

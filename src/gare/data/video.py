@@ -243,13 +243,14 @@ class VideoReader:
     def _naming_damage(self) -> Iterator[None]:
         try:
             yield
-        except MemoryError:
-            raise MemoryError(f"{self._path} needs more memory to decode than there is") from None
         except self._damage_errors as error:
+            # "Cannot allocate" of FFmpeg too: a damaged header may ask for more than there can be.
             if self._truncation:
                 raise _truncated(self._path, self._truncation) from None
             self._blame_memory()
             raise VideoError(f"{self._path} is not a video that can be read: {reason(error)}") from None
+        except MemoryError:
+            raise MemoryError(f"{self._path} needs more memory to decode than there is") from None
 
     def _blame_memory(self) -> None:
         """Raise `MemoryError` where the reason is that there was too little, not the file."""
