@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 from PIL import Image
 
 _BITS = 16
+SAMPLE_RATE = 48_000
 _CLOCK = Fraction(1, 1000)  # timestamps are given in milliseconds
 
 
@@ -52,6 +54,55 @@ def write_video(
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
+
+
+def write_film(
+    path: Path,
+    num_frames: int,
+    *,
+    rate: Fraction = Fraction(25),
+    times: Sequence[float] | None = None,
+    codec: str = "libx264",
+    sound: str = "aac",
+    layout: str = "stereo",
+    options: dict[str, str] | None = None,
+    timecode: str | None = None,
+) -> Path:
+    """A film whose frame k shows the number k; a tone begins with each second, higher in each channel.
+
+    A keyframe comes every 24 frames. Frames come at `rate`, or at `times`.
+    """
+    clock = _CLOCK if times is not None else 1 / rate
+    with av.open(str(path), "w") as container:
+        if timecode:
+            container.metadata["timecode"] = timecode
+        picture = container.add_stream(codec, rate=rate, options={"sc_threshold": "0", **(options or {})})
+        picture.width, picture.height, picture.pix_fmt = 64, 48, "yuv420p"
+        picture.codec_context.time_base, picture.codec_context.gop_size = clock, 24
+        track = container.add_stream(sound, rate=SAMPLE_RATE, layout=layout) if sound else None
+        for number in range(num_frames):
+            frame = av.VideoFrame.from_image(numbered_image(number))
+            frame.pts = number if times is None else round(times[number] / clock)
+            frame.time_base = clock
+            container.mux(picture.encode(frame))
+        container.mux(picture.encode(None))
+        if track is not None:
+            seconds = float(num_frames / rate) if times is None else times[-1] + 0.1
+            _add_tones(container, track, round(seconds * SAMPLE_RATE), layout)
+    return path
+
+
+def _add_tones(container: Any, track: Any, num_samples: int, layout: str) -> None:
+    seconds = np.arange(num_samples) / SAMPLE_RATE
+    channels = range(track.codec_context.layout.nb_channels)
+    tones = np.stack([np.sin(2 * np.pi * (400 + 200 * channel) * seconds) for channel in channels])
+    samples = (0.5 * tones * (seconds % 1 < 0.1)).astype(np.float32)
+    for start in range(0, num_samples, 1024):
+        part = np.ascontiguousarray(samples[:, start : start + 1024])
+        frame = av.AudioFrame.from_ndarray(part, "fltp", layout)
+        frame.sample_rate, frame.pts = SAMPLE_RATE, start
+        container.mux(track.encode(frame))
+    container.mux(track.encode(None))
 
 
 def write_audio(path: Path, codec: str = "aac", seconds: float = 1.0) -> Path:

@@ -32,6 +32,46 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def creating(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; it becomes `path` when the block ends without an error.
+
+    Nothing is ever replaced: not even what came to be there meanwhile, nor a link that leads nowhere.
+
+    Raises:
+        FileExistsError: there is something of that name.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(path)
+    part = path.with_name(f"{uuid.uuid4().hex[:16]}{PART_SUFFIX}")  # short, however long the name is
+    try:
+        yield part
+        flush(part)
+        rename_new(part, path)
+        flush(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def rename_new(old: Path, new: Path) -> None:
+    """Rename a file, to a name that nothing has.
+
+    Raises:
+        FileExistsError: something has it.
+    """
+    if _renameat2(old, new, _NO_REPLACE):
+        return
+    try:
+        os.link(old, new)  # the same in two steps
+        old.unlink()
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(new):
+            raise FileExistsError(new) from None
+        os.rename(old, new)
+
+
+@contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder to fill; it takes the place of `folder` when the block ends without an error.
 
@@ -72,7 +112,7 @@ def recover_folder(folder: Path) -> None:
 
 
 _OLD = "old"
-_EXCHANGE = 2  # RENAME_EXCHANGE
+_NO_REPLACE, _EXCHANGE = 1, 2  # RENAME_NOREPLACE, RENAME_EXCHANGE
 _AT_FDCWD = -100
 
 
@@ -82,9 +122,13 @@ def _beside(path: Path, word: str) -> Path:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Give two folders each other's name in one step; False where that cannot be done."""
+    return _renameat2(one, other, _EXCHANGE)
+
+
+def _renameat2(one: Path, other: Path, way: int) -> bool:
     with contextlib.suppress(AttributeError, OSError, TypeError):  # not Linux
         rename = ctypes.CDLL(None, use_errno=True).renameat2
-        return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0)
+        return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), way) == 0)
     return False
 
 

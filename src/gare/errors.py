@@ -56,6 +56,14 @@ class VideoError(GareError):
         self.kind = kind
 
 
+class ClipError(GareError):
+    """A clip or a list of hits that cannot be written; `kind` says why in one word, where a decoder knows."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class TrainingError(GareError):
     """A run that cannot go on: a loss or gradient that is not finite, a disk that is full."""
 

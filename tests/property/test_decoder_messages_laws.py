@@ -16,6 +16,7 @@ from gare.data.decoder_messages import (
     HEADER,
     Alive,
     Bounds,
+    Cut,
     Damage,
     Done,
     Error,
@@ -23,6 +24,7 @@ from gare.data.decoder_messages import (
     Failure,
     Frame,
     Kind,
+    Media,
     OutOfMemory,
     Picture,
     ProtocolError,
@@ -54,6 +56,20 @@ records = st.one_of(
     st.builds(Failure, kinds, texts),
     st.builds(Damage, kinds, texts),
     st.builds(Error, texts),
+    st.builds(Cut, times, times, st.integers(0, 2**32 - 1), st.booleans()),
+    st.builds(
+        Media,
+        st.floats(0, 1e12),
+        st.tuples(st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1)),
+        st.integers(0, 2**20),
+        st.integers(0, 2**20),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**16 - 1),
+        st.booleans(),
+        st.booleans(),
+        st.integers(0, 2**64 - 1),
+    ),
 )
 
 

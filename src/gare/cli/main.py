@@ -15,6 +15,7 @@ from gare.cli import (
     audit_command,
     bench_command,
     check_command,
+    clip_command,
     compare_command,
     data_command,
     demo_command,
@@ -45,6 +46,7 @@ app.command()(analyze_command.analyze)
 app.add_typer(bench_command.app, name="bench")
 app.command()(index_command.index)
 app.command()(search_command.search)
+app.command()(clip_command.clip)
 app.command()(audit_command.audit)
 app.command()(check_command.check)
 app.command()(export_command.export)

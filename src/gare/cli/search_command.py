@@ -62,6 +62,19 @@ def search(
         bool, typer.Option("--print0", "-0", help="As --paths, with NUL after each path.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the hits as JSON.")] = False,
+    list_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="A list for players or editors: m3u8, mpv, edl, fcpxml, otio, csv, chapters, webvtt.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write that list into this new file; its ending may say the format.")
+    ] = None,
+    length: Annotated[
+        float, typer.Option(min=0.1, help="Longest part of a hit in that list, around its best second.")
+    ] = 20.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Search a library. Each hit has a score, its file and the moment that matches best.
@@ -79,10 +92,14 @@ def search(
         gare search "birthday cake" --paths --print0 | xargs -0 mpv
 
         gare search --video clip.mp4 --captions captions.txt
+
+        gare search "a goal" --top 20 --out goals.edl
     """
     from gare.library.library import Library, find_library
     from gare.library.search.search_request import SearchRequest
 
+    if list_format is not None or out is not None:
+        list_format = _check_list(list_format, out, is_other=captions is not None or paths or zero or as_json)
     place = library or find_library()
     with Library.open(
         place, model=model, device=choose_device(device), create=False, read_only=True
@@ -109,7 +126,9 @@ def search(
             hits = opened.searcher.search(request)
         for notice in opened.searcher.notices(request):
             _stderr.print(notice, style="yellow", markup=False, soft_wrap=True)
-        if as_json:
+        if list_format is not None and hits:
+            _write_list(hits, list_format, out, length, query)
+        elif as_json:
             typer.echo(json.dumps([dataclasses.asdict(hit) for hit in hits], ensure_ascii=False))
         elif paths or zero:
             files = dict.fromkeys(hit.path for hit in hits)  # several segments of a file are one line
@@ -123,6 +142,32 @@ def search(
         if not hits:
             _explain_nothing(opened, where, min_score)
             raise typer.Exit(1)
+
+
+def _check_list(name: str | None, out: Path | None, *, is_other: bool) -> str:
+    """The format of the list, before anything is searched."""
+    from gare.library.editing.list_formats import choose_format
+
+    if is_other:
+        raise QueryError(
+            "--format and --out write a list; leave out --json, --paths, --print0 and --captions"
+        )
+    return choose_format(name, out)
+
+
+def _write_list(hits: list[SearchHit], name: str, out: Path | None, length: float, query: str | None) -> None:
+    from gare.library.editing.list_formats import save_list, write_list
+    from gare.library.editing.moments import moments_of
+
+    written = write_list(moments_of(hits, length), name, query or "gare")
+    for notice in written.notices:
+        _stderr.print(notice, style="yellow", markup=False, soft_wrap=True)
+    if out is None:
+        sys.stdout.buffer.write(written.text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+        return
+    save_list(written.text, out)
+    typer.echo(f"{out}: {len(hits)} hits")
 
 
 @contextmanager

@@ -101,15 +101,21 @@ def is_short_of_memory(width: int, height: int) -> bool:
     return False
 
 
-def open_video(file: VideoFile, av: Any) -> InputContainer:
-    """Open a file for decoding, restricted to containers that read no other file, and to this one file."""
+def open_video(file: VideoFile, av: Any, **more: str) -> InputContainer:
+    """Open a file for decoding, restricted to containers that read no other file, and to this one file.
+
+    Args:
+        file: what to open.
+        av: PyAV.
+        more: further options of FFmpeg's reader.
+    """
     if file.descriptor is None:
         # An absolute path: a colon in a relative one would read as a protocol.
         place, protocol = os.path.abspath(file.path), {"protocol_whitelist": "file"}
     else:
         os.lseek(file.descriptor, 0, os.SEEK_SET)
         place, protocol = "fd:", {"protocol_whitelist": "fd", "fd": str(file.descriptor)}
-    options = {"format_whitelist": _FORMATS, **protocol}
+    options = {**more, "format_whitelist": _FORMATS, **protocol}
     container: InputContainer = av.open(place, options=options, metadata_errors="replace")
     return container
 

@@ -7,6 +7,9 @@
     FACTS    duration (8), width (4), height (4)
     FAILURE  what it is, by its place in `FAILURES` (1), then UTF-8; DAMAGE is the same
     ERROR    UTF-8
+    CUT      start (8), end so far (8), frames (4), whether that is all (1)
+    MEDIA    duration (8), frames per second as a fraction (4, 4), width (4), height (4), samples per second
+             (4), streams of sound (2), channels (2), variable (1), drop-frame (1), 0 0, first frame (8)
     READY    the layers of its box, as bits (1)
     ALIVE, DONE and MEMORY are a header alone
 
@@ -20,7 +23,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -35,11 +38,13 @@ FAILURES = (
     "zero_length",
     "too_many_items",
     "too_large",
+    "not_written",
 )
 """Why a file cannot be used, as far as a decoder can tell."""
 
 _FRAME, _SEGMENT, _PICTURE = struct.Struct("<dHHB3x"), struct.Struct("<ddIII"), struct.Struct("<d")
 _FACTS, _BYTE = struct.Struct("<dII"), struct.Struct("<B")
+_CUT, _MEDIA = struct.Struct("<ddI?"), struct.Struct("<dIIIIIHH??2xQ")
 _CHANNELS = 3
 _MOST_TEXT = 2000
 _MOST_SIDE = 1 << 20
@@ -61,6 +66,8 @@ class Kind(IntEnum):
     DONE = 9
     MEMORY = 10
     ERROR = 11
+    CUT = 12
+    MEDIA = 13
 
 
 class ProtocolError(Exception):
@@ -148,7 +155,51 @@ class Error:
     message: str
 
 
-Record = Ready | Alive | Frame | SegmentEnd | Picture | Facts | Failure | Damage | Done | OutOfMemory | Error
+@dataclass(frozen=True)
+class Cut:
+    """How far a part of a file is written, in seconds of the file; the last one says that it is whole."""
+
+    start: float
+    end: float
+    num_frames: int
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Media:
+    """What an editor asks of a file: its clock and its sound."""
+
+    duration: float
+    rate: tuple[int, int]
+    """Frames per second, as a fraction."""
+    width: int
+    height: int
+    sample_rate: int
+    num_audio: int
+    """Streams of sound; `num_channels` counts the channels of all of them."""
+    num_channels: int
+    is_variable: bool
+    """Frames do not follow each other at a steady rate."""
+    is_drop_frame: bool
+    first_frame: int
+    """The number of the first frame, as the file's time code counts; 0 where it has none."""
+
+
+Record = (
+    Ready
+    | Alive
+    | Frame
+    | SegmentEnd
+    | Picture
+    | Facts
+    | Failure
+    | Damage
+    | Done
+    | OutOfMemory
+    | Error
+    | Cut
+    | Media
+)
 
 
 @dataclass(frozen=True)
@@ -170,6 +221,8 @@ class Bounds:
             Kind.FAILURE: texts,
             Kind.DAMAGE: texts,
             Kind.ERROR: _MOST_TEXT,
+            Kind.CUT: _CUT.size,
+            Kind.MEDIA: _MEDIA.size,
         }.get(kind, 0)
 
 
@@ -208,6 +261,11 @@ def _parts(record: Record) -> tuple[Kind, list[bytes | memoryview]]:
             return Kind.DAMAGE, [_BYTE.pack(FAILURES.index(why)), _cut(message)]
         case Error(message):
             return Kind.ERROR, [_cut(message)]
+        case Cut(start, end, num_frames, is_whole):
+            return Kind.CUT, [_CUT.pack(_finite(start), _finite(end), num_frames, is_whole)]
+        case Media():
+            duration, rate, *facts = astuple(record)
+            return Kind.MEDIA, [_MEDIA.pack(_finite(duration), *rate, *facts)]
         case Ready(box):
             return Kind.READY, [_BYTE.pack(box)]
         case Alive():
@@ -287,6 +345,18 @@ def _read_facts(body: bytearray) -> Facts:
     return Facts(duration, width, height)
 
 
+def _read_cut(body: bytearray) -> Cut:
+    start, end, num_frames, is_whole = _CUT.unpack(body)
+    return Cut(_number(start), _number(end), num_frames, is_whole)
+
+
+def _read_media(body: bytearray) -> Media:
+    duration, above, below, *facts = _MEDIA.unpack(body)
+    if not _number(duration) >= 0 or not above or not below or max(facts[:2]) > _MOST_SIDE:
+        raise ProtocolError("it sent MEDIA that cannot be")
+    return Media(duration, (above, below), *facts)
+
+
 def _read_failure(body: bytearray) -> Failure:
     return Failure(FAILURES[body[0]], _text(body[1:]))
 
@@ -332,4 +402,6 @@ _READERS: dict[Kind, Callable[[bytearray], Record]] = {
     Kind.DONE: lambda body: Done(),
     Kind.MEMORY: lambda body: OutOfMemory(),
     Kind.ERROR: _read_error,
+    Kind.CUT: _read_cut,
+    Kind.MEDIA: _read_media,
 }

@@ -42,7 +42,7 @@ from gare.data.sandbox import LAYERS, enter_box
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Function = Callable[..., Iterable[Record]]
-"""Takes an item, and a descriptor where its task opened one; gives messages one by one."""
+"""Takes an item, and the descriptors that its task opened; gives messages one by one."""
 
 _ITEMS_PER_PROCESS = 500  # then a fresh one: decoders leak a little
 _START_S = 600
@@ -50,6 +50,7 @@ _SEND_S = 60
 _SLICE_S = 0.2  # how long a thread waits before it looks whether the pool was closed
 _ITEM = struct.Struct("<I")
 _SMALL = 1 << 16
+_MOST_FILES = 2  # one to read, one to write
 _MOST_ALIVE = 1_000_000  # of a file: ten times what its largest number of items takes
 _TOO_LONG = "it took longer in all than a file of its size may take"
 
@@ -115,8 +116,8 @@ class Task(Generic[Item, Result]):
         self.payload: Any = item
         """What the process gets; the item itself, unless `open` sets something else."""
 
-    def open(self) -> int | None:
-        """The one file that the process gets, as a descriptor; None for none.
+    def open(self) -> int | tuple[int, int] | None:
+        """The file that the process gets, as a descriptor; None for none. One that writes gets a second.
 
         Raises:
             Refused: there is nothing to decode.
@@ -249,7 +250,9 @@ class WorkerPool(Generic[Item, Result]):
                 pass
         return None
 
-    def _run(self, worker: _Worker, task: Task[Item, Result], descriptor: int | None) -> bool:
+    def _run(
+        self, worker: _Worker, task: Task[Item, Result], descriptor: int | tuple[int, int] | None
+    ) -> bool:
         """Everything that comes of one item; False when the process is not to be used again."""
         try:
             worker.send(task.payload, descriptor)
@@ -393,10 +396,12 @@ class _Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, item: Any, descriptor: int | None) -> None:
+    def send(self, item: Any, descriptor: int | tuple[int, int] | None) -> None:
         self.num_items += 1
         order = pickle.dumps(item)
-        descriptors = [] if descriptor is None else [descriptor]
+        descriptors = (
+            [] if descriptor is None else [descriptor] if isinstance(descriptor, int) else [*descriptor]
+        )
         try:
             self._connection.settimeout(_SEND_S)
             socket.send_fds(self._connection, [_ITEM.pack(len(order))], descriptors)
@@ -483,8 +488,8 @@ def _serve(
 
 
 def _receive_item(connection: socket.socket) -> tuple[Any, ...] | None:
-    """An item, and the descriptor of its file if it has one; None when the parent is gone."""
-    header, descriptors, _, _ = socket.recv_fds(connection, _ITEM.size, 1)
+    """An item, and the descriptors of its files if it has any; None when the parent is gone."""
+    header, descriptors, _, _ = socket.recv_fds(connection, _ITEM.size, _MOST_FILES)
     if len(header) < _ITEM.size:
         return None
     (length,) = _ITEM.unpack(header)
