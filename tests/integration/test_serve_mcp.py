@@ -14,12 +14,14 @@ from gare.library.library import Library
 from serve_library import COLOURS
 from serve_process import GARE
 
+TOOLS = {"search_videos", "find_similar_videos", "get_video", "describe_library", "export_search"}
+
 
 def test_an_assistant_searches_and_looks_up(served):
     answers = asyncio.run(_talk(served.library))
     with Library.open(served.library, read_only=True) as library:
         expected = library.search("a red ball", top=3)
-    assert answers["tools"] == {"search_videos", "find_similar_videos", "get_video", "describe_library"}
+    assert answers["tools"] == TOOLS
     hits = answers["hits"]
     assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
     assert hits[0]["moment"] == expected[0].moment
@@ -53,4 +55,42 @@ async def _talk(library: Path) -> dict:
             "about": json.loads(await call("describe_library")),
             "unknown": await call("get_video", item_id="nothing"),
             "bad filter": await call("search_videos", query="x", where="colour:red"),
+        }
+
+
+def test_an_assistant_cuts_clips_into_one_folder_alone(served, tmp_path):
+    answers = asyncio.run(_cut(served.library, tmp_path / "clips"))
+    assert answers["tools"] == TOOLS | {"cut_clip"}
+    made = answers["clip"]
+    assert Path(made["path"]).parent == tmp_path / "clips"
+    assert made["bytes"] == Path(made["path"]).stat().st_size
+    assert made["start"] <= 0.5 < 1.5 <= made["end"]
+    assert answers["table"].splitlines()[0].startswith("rank,score,path,start,end")
+    assert len(answers["table"].splitlines()) == 3
+    assert "no item" in answers["unknown"]
+    assert "600 seconds at most" in answers["too long"]
+    assert "later end" in answers["backwards"]
+    assert len(list((tmp_path / "clips").iterdir())) == 1
+
+
+async def _cut(library: Path, folder: Path) -> dict:
+    arguments = ["mcp", "--library", str(library), "--clips", str(folder)]
+    parameters = StdioServerParameters(command=GARE, args=arguments, env=dict(os.environ))
+    async with stdio_client(parameters) as (reading, writing), ClientSession(reading, writing) as session:
+        await session.initialize()
+
+        async def call(name: str, **arguments: object) -> str:
+            result = await session.call_tool(name, arguments)
+            return "\n".join(part.text for part in result.content)
+
+        tools = await session.list_tools()
+        table = await call("export_search", query="a red ball", format="csv", top=2)
+        item = table.splitlines()[1].rpartition(",")[2]
+        return {
+            "tools": {tool.name for tool in tools.tools},
+            "table": table,
+            "clip": json.loads(await call("cut_clip", item_id=item, start=0.5, end=1.5)),
+            "unknown": await call("cut_clip", item_id="nothing", start=0, end=1),
+            "too long": await call("cut_clip", item_id=item, start=0, end=3600),
+            "backwards": await call("cut_clip", item_id=item, start=2, end=1),
         }

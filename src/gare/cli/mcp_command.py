@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,13 +17,20 @@ def mcp(
         typer.Option(help="The library; default: $GARE_LIBRARY, or .gare here or in a folder above."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the library's model is now, if it moved.")] = None,
+    clips: Annotated[
+        Path | None, typer.Option(help="Let the assistant cut clips into this folder; without it, it cannot.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Let an assistant search the library (Model Context Protocol, stdio). It can change nothing.
 
+    With --clips it can also cut parts of videos, which become new files in that folder.
+
     Examples:
 
         gare mcp --library ~/Videos/.gare
+
+        gare mcp --library ~/Videos/.gare --clips ~/Videos/clips
     """
     require("mcp", "gare mcp")
     from gare.library.library import Library, find_library
@@ -31,4 +39,4 @@ def mcp(
     with Library.open(
         library or find_library(), model=model, device=choose_device(device), create=False, read_only=True
     ) as opened:
-        make_tool_server(opened).run("stdio")
+        make_tool_server(opened, clips).run("stdio")

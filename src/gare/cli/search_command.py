@@ -20,6 +20,7 @@ from gare.cli.options import choose_device, read_lines
 from gare.errors import QueryError
 
 if TYPE_CHECKING:
+    from gare.library.editing.list_formats import ListName
     from gare.library.library import Library
     from gare.library.search.search_hit import Certificate, SearchHit
 
@@ -98,8 +99,9 @@ def search(
     from gare.library.library import Library, find_library
     from gare.library.search.search_request import SearchRequest
 
+    listed = None
     if list_format is not None or out is not None:
-        list_format = _check_list(list_format, out, is_other=captions is not None or paths or zero or as_json)
+        listed = _check_list(list_format, out, is_other=captions is not None or paths or zero or as_json)
     place = library or find_library()
     with Library.open(
         place, model=model, device=choose_device(device), create=False, read_only=True
@@ -126,8 +128,8 @@ def search(
             hits = opened.searcher.search(request)
         for notice in opened.searcher.notices(request):
             _stderr.print(notice, style="yellow", markup=False, soft_wrap=True)
-        if list_format is not None and hits:
-            _write_list(hits, list_format, out, length, query)
+        if listed is not None and hits:
+            _write_list(hits, listed, out, length, query)
         elif as_json:
             typer.echo(json.dumps([dataclasses.asdict(hit) for hit in hits], ensure_ascii=False))
         elif paths or zero:
@@ -144,7 +146,7 @@ def search(
             raise typer.Exit(1)
 
 
-def _check_list(name: str | None, out: Path | None, *, is_other: bool) -> str:
+def _check_list(name: str | None, out: Path | None, *, is_other: bool) -> ListName:
     """The format of the list, before anything is searched."""
     from gare.library.editing.list_formats import choose_format
 
@@ -155,7 +157,9 @@ def _check_list(name: str | None, out: Path | None, *, is_other: bool) -> str:
     return choose_format(name, out)
 
 
-def _write_list(hits: list[SearchHit], name: str, out: Path | None, length: float, query: str | None) -> None:
+def _write_list(
+    hits: list[SearchHit], name: ListName, out: Path | None, length: float, query: str | None
+) -> None:
     from gare.library.editing.list_formats import save_list, write_list
     from gare.library.editing.moments import moments_of
 

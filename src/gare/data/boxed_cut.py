@@ -27,8 +27,9 @@ CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", "
 LONGEST_S = 24 * 3600.0
 """No clip is longer."""
 CUT_LIMITS = Limits(seconds=120, cpu_seconds=480, memory_bytes=4 * 2**30, written_bytes=2**50)
-_FACT_LIMITS = Limits(seconds=60, cpu_seconds=60)
+FACT_LIMITS = Limits(seconds=60, cpu_seconds=60)
 _CLIP_MODE = 0o666
+_LOOK_S = 0.2
 OnCut = Callable[[float], None]
 """Called with the share that is done, now and then."""
 
@@ -67,6 +68,7 @@ def cut_clip(
     exact: bool = False,
     limits: Limits = CUT_LIMITS,
     on_cut: OnCut | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> CutClip:
     """Cut a part out of a video file, with all its sound.
 
@@ -81,6 +83,7 @@ def cut_clip(
         exact: encode anew, as H.264 and AAC.
         limits: what the process may use.
         on_cut: is told how far it is.
+        on_wait: is called several times a second; what it raises ends the cut.
 
     Raises:
         ClipError: there is something at `target`, or the part cannot be had.
@@ -90,7 +93,7 @@ def cut_clip(
     order = CutOrder(name, start, end, exact, container)
     try:
         with _opened(source) as reading, creating(target) as part:
-            cut = _run(order, reading, part, limits, on_cut)
+            cut = _run(order, reading, part, limits, on_cut, on_wait or _go_on)
     except FileExistsError:
         raise ClipError(f"{target} exists, and nothing is overwritten; choose another name") from None
     except OSError as error:
@@ -98,15 +101,13 @@ def cut_clip(
     return CutClip(target, cut.start, cut.end, cut.num_frames, target.stat().st_size)
 
 
-def read_media_facts(paths: Sequence[str], *, num_workers: int = 1) -> dict[str, Media | ClipError]:
+def read_media_facts(paths: Sequence[str], *, limits: Limits = FACT_LIMITS) -> dict[str, Media | ClipError]:
     """What an editor asks of each file, or why it cannot be told."""
     facts: dict[str, Media | ClipError] = {}
     unique = list(dict.fromkeys(paths))
     if not unique:
         return {}
-    for path, found in map_in_processes(
-        read_media, unique, num_workers=num_workers, task=_MediaTask, limits=_FACT_LIMITS
-    ):
+    for path, found in map_in_processes(read_media, unique, num_workers=1, task=_MediaTask, limits=limits):
         facts[path] = _failed(path, found) if isinstance(found, WorkerLost | Failure) else found
     return {path: facts.get(path, ClipError(f"{path}: the decoder gave no answer")) for path in unique}
 
@@ -141,7 +142,18 @@ def _opened(source: int | str | os.PathLike[str]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _run(order: CutOrder, reading: int, part: Path, limits: Limits, on_cut: OnCut | None) -> Cut:
+def _go_on() -> None:
+    pass
+
+
+def _run(
+    order: CutOrder,
+    reading: int,
+    part: Path,
+    limits: Limits,
+    on_cut: OnCut | None,
+    on_wait: Callable[[], None],
+) -> Cut:
     """One process for one clip. It is gone when this returns, and can change nothing any more."""
     writing = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _CLIP_MODE)
     job = _CutJob(order, reading, writing)
@@ -150,7 +162,8 @@ def _run(order: CutOrder, reading: int, part: Path, limits: Limits, on_cut: OnCu
         with WorkerPool(cut_video, 1, task=_CutTask, limits=limits, items_per_process=1) as pool:
             pool.submit(job)
             while pool.unfinished:
-                event = pool.next_event()
+                event = pool.next_event(timeout=_LOOK_S)
+                on_wait()
                 if event is None:
                     continue
                 if event.lost is not None:

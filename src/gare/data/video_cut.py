@@ -33,6 +33,7 @@ Packet = Any  # of PyAV, which is generic in its stubs alone
 _BUFFER = 1 << 20
 _BEFORE_S = (0, 10, 100, 1_000_000)  # some containers land late; then try from further back
 _INTERLEAVED_S = 5  # sound may lie so far from its picture in the file
+_SAME_MOMENT_S = Fraction(1, 10_000)  # containers round their times
 _LONG_FRAME_S = Fraction(1, 10)  # a frame that stands longer than this is cut itself
 _FINE = 10_000  # ticks a second, at least
 _THREADS = 4
@@ -110,8 +111,16 @@ class _Span:
     def __init__(self, picture: VideoStream, order: CutOrder) -> None:
         self.picture, self.order = picture, order
         self.origin = (picture.start_time or 0) * _tick(picture)
-        self.start = self.origin + Fraction(order.start)
-        self.end = self.origin + Fraction(order.end)
+        self.start = self.origin + _microseconds(order.start)
+        self.end = self.origin + _microseconds(order.end)
+
+    def has_begun(self, moment: Fraction) -> bool:
+        """Whether what comes on screen at this moment is there at the start."""
+        return moment <= self.start + _SAME_MOMENT_S
+
+    def has_ended(self, moment: Fraction) -> bool:
+        """Whether this moment is past the part."""
+        return moment >= self.end - _SAME_MOMENT_S
 
     def to_seconds(self, moment: Fraction) -> float:
         return float(moment - self.origin)
@@ -121,6 +130,11 @@ class _Span:
         if end <= self.start:
             message = f"{self.order.name} has no picture from {self.order.start:g} s on"
             raise VideoError(f"{message}; choose an earlier start", "zero_length")
+
+
+def _microseconds(seconds: float) -> Fraction:
+    """A time as it was meant: 3.2 is no binary number."""
+    return Fraction(round(1_000_000 * seconds), 1_000_000)
 
 
 def _tick(stream: Stream) -> Fraction:
@@ -155,9 +169,9 @@ def _keyframe_before(container: InputContainer, picture: VideoStream, span: _Spa
         found = None
         for packet in container.demux(picture):
             shown, decoded = _pts(packet), _dts(packet)
-            if shown is not None and shown <= span.start and packet.is_keyframe:
+            if shown is not None and span.has_begun(shown) and packet.is_keyframe:
                 found = shown
-            if decoded is not None and decoded > span.start:
+            if decoded is not None and not span.has_begun(decoded):
                 break
         if found is not None:
             return found
@@ -208,7 +222,7 @@ class _Copy:
             decoded = _dts(packet)
             if decoded is None or not packet.size:
                 continue
-            if decoded >= self._span.end:
+            if self._span.has_ended(decoded):
                 self._open.discard(packet.stream_index)
                 if not self._open or decoded > self._span.end + _INTERLEAVED_S:
                     return
@@ -222,7 +236,7 @@ class _Copy:
             self._started = bool(packet.is_keyframe) and shown == self._first
         if not self._started or shown < self._first:  # before it, or leaning on what is before it
             return
-        if shown >= self._span.end:
+        if self._span.has_ended(shown):
             self._held.append(packet)  # kept only where a frame that is wanted leans on it
             return
         for wanted in (*self._held, packet):
@@ -316,7 +330,7 @@ class _Encoding:
                 moment = None if frame.pts is None else frame.pts * _tick(picture)
                 if moment is None or moment < self._first or has_ended:
                     continue
-                has_ended = moment >= self._span.end
+                has_ended = self._span.has_ended(moment)
                 yield moment, frame
         if not has_ended:
             yield from self._rest()
@@ -328,9 +342,9 @@ class _Encoding:
                 yield frame.pts * _tick(self._span.picture), frame
 
     def _take_frame(self, moment: Fraction, frame: VideoFrame) -> None:
-        if moment > self._span.start:
+        if not self._span.has_begun(moment):
             self._show_until(moment)
-        self._waiting = None if moment >= self._span.end else (moment, frame)
+        self._waiting = None if self._span.has_ended(moment) else (moment, frame)
 
     def _natural_end(self) -> Fraction:
         """When the frame that waits leaves the screen, where none follows."""

@@ -14,7 +14,15 @@ from starlette.types import ASGIApp
 from gare import __version__
 from gare.library.library import Library
 from gare.serve import api_schemas as schemas
-from gare.serve import item_routes, job_routes, model_routes, page_routes, search_routes, system_routes
+from gare.serve import (
+    clip_routes,
+    item_routes,
+    job_routes,
+    model_routes,
+    page_routes,
+    search_routes,
+    system_routes,
+)
 from gare.serve.batching import Engine
 from gare.serve.observability import Metrics
 from gare.serve.page_templates import STATIC
@@ -68,7 +76,7 @@ def create_app(
     )
     app.state.service = Service(library, options, metrics, Engine(library, options, metrics), model_name)
     api = APIRouter(prefix="/api/v1", responses=_error_responses())
-    for routes in (search_routes, item_routes, job_routes, model_routes, system_routes):
+    for routes in (search_routes, clip_routes, item_routes, job_routes, model_routes, system_routes):
         api.include_router(routes.router)
     app.include_router(api)
     app.include_router(system_routes.metrics_router)
@@ -88,6 +96,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await service.jobs.close()
         await asyncio.to_thread(service.engine.close)
+        if "clips" in vars(service):  # nobody may have asked for one
+            service.clips.close()
         if "content_checks" in vars(service):  # nobody may have asked for a video
             service.content_checks.close()
         if "uploads" in vars(service):  # nobody may have uploaded anything

@@ -1,10 +1,14 @@
-"""What an assistant may do with a library over MCP: search it and read about items. It can change nothing."""
+"""What an assistant may do with a library over MCP: search it, read about items, and cut clips where it may.
+
+It can change nothing. Clips go into the one folder that `gare mcp --clips` names; without it, there are none.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from mcp.server.mcpserver import MCPServer
@@ -13,6 +17,10 @@ from pydantic import Field
 
 from gare import __version__
 from gare.errors import GareError
+from gare.library.editing.clip_files import cut_moment
+from gare.library.editing.library_moments import moment_of_item
+from gare.library.editing.list_formats import ListName, write_list
+from gare.library.editing.moments import LENGTH_S, moments_of
 from gare.library.library import Library
 from gare.library.search.search_hit import SearchHit
 from gare.library.search.search_request import SearchRequest
@@ -22,11 +30,12 @@ Result = TypeVar("Result")
 _ABOUT = """A library of videos that can be searched by what they show. Search first; hits have an id, a path
 and the moment (in seconds) where the video matches best."""
 _MOST = 50
+_LONGEST_S = 600.0
 _in_turn = threading.Lock()
 
 
-def make_tool_server(library: Library) -> MCPServer:
-    """The MCP server whose tools search this library."""
+def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
+    """The MCP server whose tools search this library, and cut clips into a folder if there is one."""
     server = MCPServer("gare", instructions=_ABOUT, version=__version__)
 
     def search(request: SearchRequest) -> list[dict[str, Any]]:
@@ -73,7 +82,44 @@ def make_tool_server(library: Library) -> MCPServer:
         """How many videos there are, in which folders, and which model made the library."""
         return {"num_items": len(library), "folders": library.folders, "model": library.store.stamp.name}
 
+    @server.tool()
+    @_explained
+    def export_search(
+        query: Annotated[str, Field(description="What the videos show, as in search_videos.")],
+        format: Annotated[ListName, Field(description="Playlist, cut list, table or chapters.")],
+        top: Annotated[int, Field(ge=1, le=_MOST, description="How many hits.")] = 5,
+        where: Annotated[str | None, Field(description="A filter, as in search_videos.")] = None,
+        length: Annotated[
+            float, Field(gt=0, le=_LONGEST_S, description="Longest part of a hit, in seconds.")
+        ] = LENGTH_S,
+    ) -> str:
+        """The moments that were found as a text for a player or an editor; save it as a file."""
+        hits = library.find(SearchRequest(words=query, top=top, where=where or None))
+        return write_list(moments_of(hits, length), format, query).text
+
+    if clips is not None:
+        _add_clips(server, library, clips)
     return server
+
+
+def _add_clips(server: MCPServer, library: Library, folder: Path) -> None:
+    @server.tool()
+    @_explained
+    def cut_clip(
+        item_id: Annotated[str, Field(description="The id of a hit.")],
+        start: Annotated[float, Field(ge=0, description="Seconds into the file.")],
+        end: Annotated[float, Field(gt=0, description="Seconds into the file.")],
+        exact: Annotated[
+            bool, Field(description="Encode anew, so that the first and last frame are right.")
+        ] = False,
+    ) -> dict[str, Any]:
+        """Cut a part of a video out, with its sound, into the folder of clips. Nothing is overwritten."""
+        if end - start > _LONGEST_S:
+            raise ToolError(f"a clip has {_LONGEST_S:g} seconds at most")
+        moment = moment_of_item(library, item_id, (start, end))
+        moment.check_unchanged()
+        made = cut_moment(moment, folder, exact=exact)
+        return {"path": str(made.path), "start": made.start, "end": made.end, "bytes": made.num_bytes}
 
 
 def _explained(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -20,6 +20,7 @@ from pydantic import (
 from starlette.responses import FileResponse, RedirectResponse
 
 from gare.errors import GareError, LibraryError, TimeLimitError
+from gare.library.editing.moments import part_around
 from gare.library.filters import Filter
 from gare.library.search.search_request import SearchRequest
 from gare.serve import api_schemas as schemas
@@ -230,9 +231,11 @@ async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, 
         service.search(SearchRequest(like=item_id, top=6)), _find(item_id, asked, service)
     )
     times = await to_thread.run_sync(service.library.store.fetch, [item_id], ["times"])
+    cut = part_around(row["start"], row["end"], hit.moment if hit else row["start"])
     return {
         "item": schemas.make_item(row),
         "hit": hit,
+        "cut": [("start", f"{cut[0]:.3f}"), ("end", f"{cut[1]:.3f}")],
         "levels": heat_levels([hit] if hit else [], cold=0.0),
         "times": [float(time) for time in times["times"][0].as_py()] if len(times) else [],
         "similar": alike.hits,

@@ -48,6 +48,11 @@ class ServeOptions:
     max_uploads: int = 2
     """Uploads decoded at once; as many again may wait."""
     max_uploads_per_client: int = 2
+    max_clips: int = 2
+    """Clips cut, and lists of hits written, at once."""
+    clip_seconds: float = 600.0
+    """The longest clip."""
+    clip_bytes: int = 512 * 2**20
     max_streams: int = 32
     """Followers of an indexing job."""
     upload_bytes: int = 64 * 2**20

@@ -29,6 +29,7 @@ from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import damaged_frame_columns
 from gare.serve import api_schemas as schemas
 from gare.serve.batching import Engine
+from gare.serve.clips import Clips
 from gare.serve.content_check import ContentChecks
 from gare.serve.index_jobs import Jobs
 from gare.serve.observability import Metrics
@@ -62,6 +63,11 @@ class Service:
         return Uploads(self.engine, self.options, self.metrics)
 
     @cached_property
+    def clips(self) -> Clips:
+        """Parts of videos that people take along."""
+        return Clips(self.options, self.metrics)
+
+    @cached_property
     def jobs(self) -> Jobs:
         """Indexing and audits started from the page."""
         return Jobs(self.library, self.model_name, self.options, self.metrics)
@@ -82,7 +88,7 @@ class Service:
         """A page of hits; `upload` is the name of what was searched with, for later searches."""
         started = time.perf_counter()
         one_more = replace(request, top=request.top + 1)  # is there a next page?
-        hits = await self._hits(one_more, upload)
+        hits = await self.hits(one_more, upload=upload)
         has_more = len(hits) > request.top and request.reach <= _LAST_OFFSET
         return schemas.Results(
             hits=[schemas.make_hit(hit) for hit in hits[: request.top]],
@@ -95,7 +101,8 @@ class Service:
             notices=self.library.searcher.notices(request),
         )
 
-    async def _hits(self, request: SearchRequest, upload: str | None) -> Hits:
+    async def hits(self, request: SearchRequest, *, upload: str | None = None) -> Hits:
+        """The hits alone."""
         if upload is None:
             return await self.engine.search(request)
         try:
@@ -109,7 +116,7 @@ class Service:
     ) -> SearchHit | None:
         """An item among the hits of a search, with its explanation. Most are near the top."""
         for most in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
-            hits = await self._hits(replace(request, offset=0, top=most + 1, explain=True), upload)
+            hits = await self.hits(replace(request, offset=0, top=most + 1, explain=True), upload=upload)
             hit = next((hit for hit in hits if hit.id == item_id), None)
             if hit is not None or len(hits) <= most:
                 return hit

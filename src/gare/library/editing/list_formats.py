@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gare.atomic import creating
+from gare.data.boxed_cut import FACT_LIMITS
+from gare.data.workers import Limits
 from gare.errors import ClipError
 from gare.library.editing.edl_format import write_edl
 from gare.library.editing.fcpxml_format import write_fcpxml
@@ -33,7 +36,9 @@ class ListFormat:
     write_timeline: Callable[[Timeline], str] | None = None
 
 
-FORMATS = {
+ListName = Literal["m3u8", "mpv", "edl", "fcpxml", "otio", "csv", "chapters", "webvtt"]
+"""The names of the formats."""
+FORMATS: dict[ListName, ListFormat] = {
     "m3u8": ListFormat(".m3u8", "application/vnd.apple.mpegurl", write_m3u8),
     "mpv": ListFormat(".mpv.edl", "text/plain", write_mpv_edl),
     "edl": ListFormat(".edl", "text/plain", write_timeline=write_edl),
@@ -54,14 +59,15 @@ class WrittenList:
     notices: tuple[str, ...] = ()
 
 
-def choose_format(name: str | None, path: Path | None) -> str:
+def choose_format(name: str | None, path: Path | None) -> ListName:
     """The format of this name; without a name, the one that the end of a file's name means.
 
     >>> choose_format("edl", None), choose_format(None, Path("a.mpv.edl")), choose_format(None, Path("a.EDL"))
     ('edl', 'mpv', 'edl')
     """
-    if name in FORMATS:
-        return name
+    for known in FORMATS:
+        if known == name:
+            return known
     listed = ", ".join(FORMATS)
     if name is not None:
         raise ClipError(f"'{name}' is no format; choose one of {listed}")
@@ -74,8 +80,16 @@ def choose_format(name: str | None, path: Path | None) -> str:
     raise ClipError(f"add --format, one of {listed}")
 
 
-def write_list(moments: Sequence[Moment], name: str, title: str) -> WrittenList:
+def write_list(
+    moments: Sequence[Moment], name: ListName, title: str, *, limits: Limits = FACT_LIMITS
+) -> WrittenList:
     """The list in a format.
+
+    Args:
+        moments: in their order.
+        name: of the format, a key of `FORMATS`.
+        title: of the list.
+        limits: what the process may use that asks files for their clock.
 
     Raises:
         ClipError: there is nothing to list, or no file of it can be read.
@@ -86,7 +100,7 @@ def write_list(moments: Sequence[Moment], name: str, title: str) -> WrittenList:
     if chosen.write is not None:
         return WrittenList(chosen.write(moments, title))
     assert chosen.write_timeline is not None
-    timeline = make_timeline(moments, title)
+    timeline = make_timeline(moments, title, limits)
     return WrittenList(chosen.write_timeline(timeline), timeline.notices)
 
 

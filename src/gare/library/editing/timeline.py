@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from gare.data.boxed_cut import read_media_facts
+from gare.data.boxed_cut import FACT_LIMITS, read_media_facts
 from gare.data.decoder_messages import Media
 from gare.data.timecode import can_drop, timeline_rate, to_frame
+from gare.data.workers import Limits
 from gare.errors import ClipError
 from gare.library.editing.moments import Moment
 
@@ -83,20 +84,31 @@ class Timeline:
         return tuple(sum(self.lengths[:position]) for position in range(len(self.clips)))
 
 
-def make_timeline(moments: Sequence[Moment], name: str) -> Timeline:
+def make_timeline(moments: Sequence[Moment], name: str, limits: Limits = FACT_LIMITS) -> Timeline:
     """Ask each file for its clock and put the moments one after another.
+
+    Args:
+        moments: in their order.
+        name: of the timeline.
+        limits: what the process may use that opens the files.
 
     Raises:
         ClipError: none of the files can be read.
     """
-    facts = read_media_facts([moment.path for moment in moments])
+    found: dict[str, Media | ClipError] = {}
+    for moment in moments:
+        try:
+            moment.check_unchanged()
+        except ClipError as error:
+            found[moment.path] = error
+    found |= read_media_facts([each.path for each in moments if each.path not in found], limits=limits)
     clips, notices = [], []
     for moment in moments:
-        found = facts[moment.path]
-        if isinstance(found, ClipError):
-            notices.append(f"left out: {found}")
+        facts = found[moment.path]
+        if isinstance(facts, ClipError):
+            notices.append(f"left out: {facts}")
         else:
-            clips.append(TimelineClip(moment, found))
+            clips.append(TimelineClip(moment, facts))
     if not clips:
         raise ClipError("none of the files can be read: " + "; ".join(notices[:3]))
     timeline = Timeline(name, tuple(clips))
