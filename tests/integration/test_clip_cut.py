@@ -291,3 +291,31 @@ def test_a_decoder_that_was_taken_over_cannot_say_more_than_it_may(short):
         task.take(Cut(0.5, 2.0, 10, True))
         with pytest.raises(ProtocolError):
             task.take(Cut(0.5, 2.0, 10, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [
+        ("SOX5yA1l24A.mp4", 0.1),  # 29.97, one keyframe, mono
+        ("video236.mp4", 2.1),  # one frame a second, with B-frames, stereo
+        ("car-detection.mp4", 0.1),  # 12.5 frames a second, stereo
+        (
+            "TrumanShow_wave_f_nm_np1_fr_med_26.avi",
+            0.1,
+        ),  # DivX: placeholders as keyframes, wrong times
+    ],
+)
+@pytest.mark.parametrize("exact", [False, True])
+def test_clips_of_other_makers(shared, tmp_path, name, late, exact):
+    film = shared / "data" / "clips" / name
+    start, end = (0.2, 0.6) if film.suffix == ".avi" else (4.1, 7.5)
+    clip = cut_clip(film, tmp_path / f"clip{container_for(name, exact=exact)}", start, end, exact=exact)
+    assert clip.start <= start
+    assert end - 0.01 <= clip.end <= end + late
+    assert channels(clip.path) == channels(film)
+    with VideoReader(film) as source, VideoReader(clip.path) as made:
+        assert made.size == source.size
+        for moment in np.linspace(start, end, 5)[:-1]:
+            expected, found = source.image_at(moment, 48), made.image_at(moment - clip.start, 48)
+            difference = np.asarray(expected[1], float) - np.asarray(found[1], float)
+            assert np.abs(difference).mean() < 6

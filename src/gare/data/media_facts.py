@@ -18,7 +18,7 @@ from gare.data.decoder import (
     reason,
 )
 from gare.data.decoder_messages import Failure, Media
-from gare.data.timecode import nearest_rate, read_timecode
+from gare.data.timecode import RATES, nearest_rate, read_timecode
 from gare.errors import VideoError
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def read_media(name: str, descriptor: int) -> Iterator[Media | Failure]:
 def _facts(container: InputContainer, file: VideoFile, av: Any) -> Media:
     picture = pick_stream(container, file.path)
     duration = max(0.0, find_duration(container, picture, file, av))
-    is_variable = _is_variable(container, picture, av)
-    average = picture.average_rate or picture.guessed_rate or Fraction(25)
-    rate = nearest_rate(min(max(Fraction(average), Fraction(1)), Fraction(240)), is_variable=is_variable)
+    distances = _distances(container, picture, av)
+    is_variable = _is_uneven(distances)
+    rate = _rate(picture, distances, is_variable=is_variable)
     sounds = [stream.codec_context for stream in container.streams.audio if stream.codec_context is not None]
     first_frame, is_drop = _first_frame(container, rate)
     return Media(
@@ -67,8 +67,19 @@ def _facts(container: InputContainer, file: VideoFile, av: Any) -> Media:
     )
 
 
-def _is_variable(container: InputContainer, picture: VideoStream, av: Any) -> bool:
-    """Whether frames come at distances that differ, as far as the first minutes tell."""
+def _rate(picture: VideoStream, distances: list[Fraction], *, is_variable: bool) -> Fraction:
+    """The rate that the file states, or, where frames are missing, the one of those that are there."""
+    stated = Fraction(picture.average_rate or picture.guessed_rate or 25)
+    stated = min(max(stated, Fraction(1)), Fraction(240))
+    if is_variable:
+        return nearest_rate(stated, is_variable=True)
+    usual = distances[len(distances) // 2] if distances else Fraction(0)
+    found = [nearest_rate(rate) for rate in (stated, *([1 / usual] if usual else []))]
+    return next((rate for rate in found if rate in RATES), found[0])
+
+
+def _distances(container: InputContainer, picture: VideoStream, av: Any) -> list[Fraction]:
+    """Seconds between frames that follow each other, by length, as far as the first minutes tell."""
     container.seek(picture.start_time or 0, stream=picture, backward=True)
     times = []
     try:
@@ -79,17 +90,17 @@ def _is_variable(container: InputContainer, picture: VideoStream, av: Any) -> bo
         raise
     except damage_errors(av):
         pass  # as far as it could be read
-    return _is_uneven(sorted(times))
+    times.sort()
+    # The last frames of what was looked at may miss some that come later in the file.
+    return sorted(after - before for before, after in zip(times, times[1:-8] or times[1:], strict=False))
 
 
-def _is_uneven(times: list[Fraction]) -> bool:
+def _is_uneven(distances: list[Fraction]) -> bool:
     """Whether one distance in twenty or more is not the usual one: a lost frame makes no variable rate.
 
-    >>> _is_uneven([Fraction(n, 25) for n in range(9)]), _is_uneven([Fraction(n * n, 25) for n in range(9)])
+    >>> _is_uneven([Fraction(1, 25)] * 9), _is_uneven([Fraction(n, 25) for n in range(1, 9)])
     (False, True)
     """
-    # The last frames of what was looked at may miss some that come later in the file.
-    distances = sorted(after - before for before, after in zip(times, times[1:-8] or times[1:], strict=False))
     if not distances:
         return False
     usual = distances[len(distances) // 2]

@@ -37,10 +37,13 @@ _SAME_MOMENT_S = Fraction(1, 10_000)  # containers round their times
 _LONG_FRAME_S = Fraction(1, 10)  # a frame that stands longer than this is cut itself
 _FINE = 10_000  # ticks a second, at least
 _THREADS = 4
+_MOST_SOUNDS = 64
 _SAMPLES = 1024  # that an AAC frame has
 _JITTER_S = 0.03  # rounded times of sound are no gaps
 _BITS_PER_CHANNEL = 96_000
-_QUALITY = {"crf": "18", "preset": "veryfast"}
+# Without B-frames every time is exact: containers tell how long the frame stands that is decoded last.
+_QUALITY = {"crf": "18", "preset": "veryfast", "bf": "0"}
+_PLACEHOLDER_BYTES = 16  # packets that show nothing new may be marked as keyframes (DivX)
 _PIXELS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le")
 
 
@@ -122,6 +125,10 @@ class _Span:
         """Whether this moment is past the part."""
         return moment >= self.end - _SAME_MOMENT_S
 
+    def sound_before(self, first: Fraction) -> Fraction:
+        """From where to read, so that the sound of a keyframe is not missed."""
+        return max(self.origin, first - _INTERLEAVED_S)
+
     def to_seconds(self, moment: Fraction) -> float:
         return float(moment - self.origin)
 
@@ -153,6 +160,10 @@ def _dts(packet: Packet) -> Fraction | None:
     return _moment(packet, packet.pts if packet.dts is None else packet.dts)
 
 
+def _is_keyframe(packet: Packet) -> bool:
+    return bool(packet.is_keyframe) and packet.size > _PLACEHOLDER_BYTES
+
+
 def _seek(container: InputContainer, stream: VideoStream, moment: Fraction, av: Any) -> None:
     try:
         container.seek(math.floor(moment / _tick(stream)), stream=stream, backward=True)
@@ -169,7 +180,7 @@ def _keyframe_before(container: InputContainer, picture: VideoStream, span: _Spa
         found = None
         for packet in container.demux(picture):
             shown, decoded = _pts(packet), _dts(packet)
-            if shown is not None and span.has_begun(shown) and packet.is_keyframe:
+            if shown is not None and span.has_begun(shown) and _is_keyframe(packet):
                 found = shown
             if decoded is not None and not span.has_begun(decoded):
                 break
@@ -217,7 +228,7 @@ class _Copy:
 
     def _packets(self) -> Iterator[Packet]:
         """From a little before the keyframe, for the sake of its sound, to where no stream has more."""
-        _seek(self._container, self._span.picture, self._first - _INTERLEAVED_S, self._av)
+        _seek(self._container, self._span.picture, self._span.sound_before(self._first), self._av)
         for packet in self._container.demux(self._streams):
             decoded = _dts(packet)
             if decoded is None or not packet.size:
@@ -233,7 +244,7 @@ class _Copy:
         shown = _pts(packet)
         assert shown is not None  # what has no time at all was left out
         if not self._started:
-            self._started = bool(packet.is_keyframe) and shown == self._first
+            self._started = _is_keyframe(packet) and shown == self._first
         if not self._started or shown < self._first:  # before it, or leaning on what is before it
             return
         if self._span.has_ended(shown):
@@ -260,7 +271,8 @@ class _Copy:
 
 
 def _sounds(container: InputContainer) -> list[AudioStream]:
-    return [stream for stream in container.streams.audio if stream.codec_context is not None]
+    """All that can be read, within reason: a file may list thousands."""
+    return [stream for stream in container.streams.audio if stream.codec_context is not None][:_MOST_SOUNDS]
 
 
 # --- exactly ------------------------------------------------------------------------------------------------
@@ -306,7 +318,7 @@ class _Encoding:
         self._span.refuse_nothing(self._end)
         self._write(self._encoder.encode(None))
         for sound in self._sounds.values():
-            sound.finish(self._end - (self._begin or self._span.start))
+            sound.finish(self._begin or self._span.start, self._end)
 
     def state(self, *, is_whole: bool) -> Cut:
         to_seconds, begin = self._span.to_seconds, self._begin or self._span.start
@@ -316,9 +328,9 @@ class _Encoding:
         """Pictures up to the first after the end. Sound waits until it is known where the picture begins."""
         picture = self._span.picture
         picture.codec_context.thread_count = _THREADS
-        _seek(self._container, picture, self._first - _INTERLEAVED_S, self._av)
+        _seek(self._container, picture, self._span.sound_before(self._first), self._av)
         streams = [picture, *(sound.stream for sound in self._sounds.values())]
-        has_ended = False
+        has_ended, last = False, self._first - 1
         for packet in self._container.demux(streams):
             decoded = _dts(packet)
             if decoded is not None and decoded > self._span.end + _INTERLEAVED_S:
@@ -330,6 +342,9 @@ class _Encoding:
                 moment = None if frame.pts is None else frame.pts * _tick(picture)
                 if moment is None or moment < self._first or has_ended:
                     continue
+                if moment <= last:  # frames come in their order; some files have wrong times
+                    moment = last + 1 / _steady_rate(picture)
+                last = moment
                 has_ended = self._span.has_ended(moment)
                 yield moment, frame
         if not has_ended:
@@ -437,27 +452,38 @@ class _Sound:
             if moment is not None and span.start - 2 * _INTERLEAVED_S < moment < span.end + 1:
                 self._early += [(moment, samples) for samples in self._to_samples(frame)]
         if begin is not None:
-            self._place(begin)
             # What is beyond the end may be less than a frame of the picture: `finish` knows.
-            self._encode(round((span.end - begin) * self._rate), whole_frames=True)
+            self._place(begin, round((span.end - begin) * self._rate))
 
-    def finish(self, length: Fraction) -> None:
-        """Everything up to the end of the picture, which lasts so many seconds."""
-        self._encode(round(length * self._rate), whole_frames=False)
+    def finish(self, begin: Fraction, end: Fraction) -> None:
+        """Everything from the begin of the picture to its end."""
+        length = round((end - begin) * self._rate)
+        self._place(begin, length)
+        self._encode(length, whole_frames=False)
         self._output.mux(self._encoder.encode(None))
 
     def _to_samples(self, frame: AudioFrame) -> list[np.ndarray]:
         return [made.to_ndarray() for made in self._resampler.resample(frame)]
 
-    def _place(self, begin: Fraction) -> None:
+    def _place(self, begin: Fraction, end: int) -> None:
+        """Put samples where their times say, and encode what is known."""
         for moment, samples in self._early:
             at = round((moment - begin) * self._rate)
-            known = self._num_written + self._samples.shape[1]
-            if not known or abs(at - known) > _JITTER_S * self._rate:
-                silence = np.zeros((len(samples), max(0, at - known)), np.float32)
-                samples = np.concatenate([silence, samples[:, max(0, known - at) :]], axis=1)
-            self._samples = np.concatenate([self._samples, samples], axis=1)
+            if not self._num_known or abs(at - self._num_known) > _JITTER_S * self._rate:
+                while self._num_known < min(at, end):  # silence, a second at a time
+                    missing = min(self._rate, at - self._num_known)
+                    self._append(np.zeros((len(samples), missing), np.float32), end)
+                samples = samples[:, max(0, self._num_known - at) :]
+            self._append(samples, end)
         self._early.clear()
+
+    @property
+    def _num_known(self) -> int:
+        return self._num_written + self._samples.shape[1]
+
+    def _append(self, samples: np.ndarray, end: int) -> None:
+        self._samples = np.concatenate([self._samples, samples], axis=1)
+        self._encode(end, whole_frames=True)
 
     def _encode(self, end: int, *, whole_frames: bool) -> None:
         least = _SAMPLES if whole_frames else 1
