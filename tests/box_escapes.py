@@ -102,6 +102,25 @@ def tell_surroundings(_: object, descriptor: int) -> Iterator[Error | Failure | 
     yield Facts(float(os.getpid()), 0, 0)
 
 
+def use_two_files(place: str, reading: int, writing: int) -> Iterator[Failure | Facts]:
+    """As one that cuts a clip: it may read the one file and write the other, and tries to do more."""
+    tries: dict[str, Callable[[], object]] = {
+        "read the film": lambda: os.read(reading, 4),
+        "write the clip": lambda: os.write(writing, b"clip"),
+        "write the film": lambda: os.write(reading, b"evil"),
+        "make the clip a program": lambda: os.fchmod(writing, 0o777),
+        "name the clip": lambda: os.link(f"/proc/self/fd/{writing}", f"{place}/evil"),
+        "open another file": lambda: os.open(f"{place}/secret", os.O_RDWR),
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            yield Failure("unreadable", f"done: {name}")
+        except OSError:
+            yield Failure("unreadable", f"refused: {name}")
+    yield Facts(1.0, 0, 0)
+
+
 def tell_process(_: object) -> Iterator[Facts]:
     yield Facts(float(os.getpid()), 0, 0)
 

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from box_escapes import attempts, send_raw, stall, tell_process, tell_surroundings, try_all
+from box_escapes import (
+    attempts,
+    send_raw,
+    stall,
+    tell_process,
+    tell_surroundings,
+    try_all,
+    use_two_files,
+)
 from gare.data import fork_server, sandbox, workers
 from gare.data.decoder_messages import HEADER, Facts, Failure, Kind
 from gare.data.sandbox import LAYERS, landlock_rules, probe_box
@@ -227,6 +235,40 @@ def test_no_secret_and_no_descriptor_goes_in(victim: Path, monkeypatch: pytest.M
     assert int(descriptors[file]) == os.O_RDONLY
     assert "file 4 b'a secr'" in said
     assert "torch False" in said
+
+
+class TwoFilesTask(Task[Path, Any]):
+    """Opens a film to read and a clip to write."""
+
+    def open(self) -> tuple[int, int]:
+        self.payload = str(self.item)
+        reading = os.open(self.item / "secret", os.O_RDONLY)
+        self._descriptors = (
+            reading,
+            os.open(self.item / "clip.part", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600),
+        )
+        return self._descriptors
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+def test_one_that_cuts_writes_its_clip_and_nothing_else(victim: Path) -> None:
+    need("seccomp")
+    with WorkerPool(use_two_files, 1, task=TwoFilesTask, limits=LIMITS) as pool:
+        said, lost = run(pool, victim)
+    assert lost is None
+    messages = [each.message for each in said if isinstance(each, Failure)]
+    assert [message for message in messages if message.startswith("done")] == [
+        "done: read the film",
+        "done: write the clip",
+    ]
+    assert len(messages) == 6
+    assert (victim / "clip.part").read_bytes() == b"clip"
+    assert not (victim / "clip.part").stat().st_mode & 0o111
+    assert (victim / "secret").read_text() == "a secret"
+    assert {path.name for path in victim.iterdir()} == {"clip.part", "secret"}
 
 
 def test_an_upload_has_a_process_to_itself() -> None:

@@ -105,7 +105,7 @@ def _find_moments(
     from gare.library.library import Library, find_library
 
     times = None if start is None or end is None else (read_clock(start), read_clock(end))
-    if Path(what).exists() and not _ITEM_ID.fullmatch(what):
+    if Path(what).is_file() and not _ITEM_ID.fullmatch(what):
         if times is None:
             raise ClipError("of a file, say which part: add --start and --end")
         return [Moment(what, *times)]
