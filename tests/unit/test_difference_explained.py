@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gare.cli.main import app
 from gare.errors import EvaluationError
-from gare.evaluate import evaluate_scores, evaluation_result, paired_bootstrap_intervals
+from gare.evaluate import dual_softmax, evaluate_scores, evaluation_result, paired_bootstrap_intervals
 from gare.evaluate.difference_explained import GridCandidates, ResultCandidates, explain, explanation_markdown
 from gare.evaluate.named_measures import MAIN_MEASURES, Measure
 from gare.evaluate.protocol_grid import Protocol, ProtocolGrid
@@ -189,3 +189,14 @@ def test_two_results_have_an_interval_of_their_difference(files):
     found = json.loads(run("compare", files / "a.json", files / "c.json", "--json").stdout)
     test = found["text_to_video"]["recall_at_1"]
     assert test["interval"]["low"] <= test["difference"] <= test["interval"]["high"]
+
+
+def test_two_files_of_scores_of_one_system(files):
+    table = make_table()
+    rescored = table_of_matrix(dual_softmax(table.scores_TV), video_of_text=table.video_T)
+    write_scores(rescored, files / "b.safetensors")
+    outcome = run("compare", files / "a.safetensors", files / "b.safetensors", "--changes", 1, "--json")
+    found = json.loads(outcome.stdout)["text_to_video"]
+    assert found["explained_by"] == [{"rescoring": "dsl"}]
+    assert found["paired"]["changes"] == {"rescoring": "dsl"}
+    assert found["paired"]["num_changed"] == 0

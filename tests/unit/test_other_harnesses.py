@@ -1,4 +1,4 @@
-"""ranx and torchmetrics say the same of the same scores, on every measure that they share with us."""
+"""ranx, torchmetrics and trec_eval say the same of the same scores, on every measure they share with us."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import pytrec_eval
 import torch
 from torchmetrics.functional.retrieval import (
     retrieval_average_precision,
@@ -88,6 +89,24 @@ def test_ranx_lies_between_our_bounds_where_scores_tie(tmp_path):
     assert low("recall@10") < high("recall@10")
     for name, value in theirs.items():
         assert low(name) - 1e-12 <= value <= high(name) + 1e-12
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_trec_eval_agrees_to_the_last_tie(ties):
+    """It orders equal scores by document id; so does our tie policy "trec", and so do the runs we write."""
+    table = make_table(ties)
+    rows = zip(table.text_ids, table.scores_TV.tolist(), strict=True)
+    run = {text: dict(zip(table.video_ids, row, strict=True)) for text, row in rows}
+    qrels = {text: {table.video_ids[place]: 1} for place, text in enumerate(table.text_ids)}
+    names = {"recip_rank": "mrr", "map": "mrr", "ndcg_cut_10": "ndcg@10"}
+    names |= {f"success_{k}": f"recall@{k}" for k in (1, 5, 10)} | {
+        f"recall_{k}": f"recall@{k}" for k in (5, 10)
+    }
+    wanted = {"recip_rank", "map", "ndcg_cut", "success", "recall"}
+    by_query = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run).values()
+    mine = ours(table, "trec")
+    for theirs, name in names.items():
+        assert mine(name) == pytest.approx(sum(each[theirs] for each in by_query) / len(by_query), abs=1e-12)
 
 
 def torchmetrics_says(table, measure, **options):
