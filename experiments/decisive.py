@@ -8,7 +8,7 @@
     halves   towers.csv and psi.csv beside the manifests of flickr8k, coco and msrvtt_frames
     towers   OUT/towers: trained on the first half (decisive_towers.toml); psi is compiled beside it
     vectors  OUT/vectors-01 …: frames and texts of the second half
-    psi      OUT/cells: every row, temperature, task, five seeds at once; primary comparisons first.
+    psi      OUT/cells: every row and task, two temperatures and five seeds at once, the primary first.
              When --minutes are over, what is left is not run and the table says so
     table    OUT/ranks.npz, OUT/shares.json, OUT/table.md, OUT/table.json
 
@@ -58,7 +58,7 @@ from gare.types import TextFeatures
 HERE = Path(__file__).resolve().parent
 SEEDS = (0, 1, 2, 3, 4)
 MILESTONES = (250, 2_000, 7_000)
-BATCH_SIZES = (128, 64)
+BATCH_SIZES = (96, 64)
 """The first one whose plan fits the minutes, measured before the first run."""
 IMAGE_SIZE = 224
 FROZEN_ROWS = (
@@ -89,23 +89,30 @@ class Scale:
 # --- plan --------------------------------------------------------------------------------------------------
 
 
-def make_plan(last: int) -> list[Cell]:
+Group = tuple[Cell, ...]
+"""Cells that are trained together: they differ in temperature alone."""
+
+
+def make_plan(last: int) -> list[Group]:
     """Every run, in the order in which time is given to them. Each has the shorter runs on its way."""
+
+    def group(task: str, row: str, projections: str, temperatures: Sequence[float]) -> Group:
+        return tuple(Cell(task, row, temperature, projections, last) for temperature in temperatures)
+
+    by_importance = (FROZEN_ROWS[:2], *((row,) for row in FROZEN_ROWS[2:]))
+    tasks = ("A2", "A4", "B", "A1")
     frozen = [
-        Cell(task, row, temperature, FROZEN, last)
-        for rows in (FROZEN_ROWS[:2], *((row,) for row in FROZEN_ROWS[2:]))
-        for temperature in TEMPERATURES
-        for task in ("A2", "A4", "B", "A1")
-        for row in rows
+        group(task, row, FROZEN, TEMPERATURES) for rows in by_importance for task in tasks for row in rows
     ]
-    trained = [Cell(task, row, TEMPERATURES[0], TRAINED, last) for task in TASKS for row in TRAINED_ROWS]
+    trained = [group(task, row, TRAINED, TEMPERATURES[:1]) for task in tasks for row in TRAINED_ROWS]
     return [*frozen, *trained]
 
 
 def all_cells(milestones: Sequence[int]) -> list[Cell]:
     """Every line of the table."""
     free = [Cell(task, row, TEMPERATURES[0], FROZEN, milestones[-1]) for task in TASKS for row in FREE]
-    planned = sorted(make_plan(milestones[-1]), key=lambda cell: (cell.projections, TASKS.index(cell.task)))
+    planned = [cell for group in make_plan(milestones[-1]) for cell in group]
+    planned.sort(key=lambda cell: (cell.projections, TASKS.index(cell.task), cell.row))
     return [*free, *(replace(cell, steps=steps) for cell in planned for steps in milestones)]
 
 
@@ -130,7 +137,7 @@ def measure(head: Head, row: Row, task: Task, *, with_bank: bool) -> dict[str, T
 
 
 @torch.no_grad()
-def variance_shares(head: Head, row: Row, task: Task, *, seed: int) -> dict[str, float]:
+def variance_shares(head: Head, row: Row, task: Task) -> dict[str, float]:
     """What the variance of the increments depends on.
 
     "text": of the variance of all increments of the test pairs, without dropout, the share within a video.
@@ -146,7 +153,7 @@ def variance_shares(head: Head, row: Row, task: Task, *, seed: int) -> dict[str,
     plain_TVD = head.interaction.score_pairs(text, video).increment_TVD
     devices = [plain_TVD.device] if plain_TVD.is_cuda else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         head.train()
         first_TVD, second_TVD = (head.interaction.score_pairs(text, video).increment_TVD for _ in range(2))
         head.eval()
@@ -177,7 +184,7 @@ def run_psi(
     *,
     minutes: float,
     compiled: bool,
-    plan: Sequence[Cell] | None = None,
+    plan: Sequence[Group] | None = None,
 ) -> None:
     """Every cell of the plan that fits into the minutes; what is there already is not run again."""
     start = time.monotonic()
@@ -191,23 +198,22 @@ def run_psi(
             _run_free(folder, task, ROWS[name], dim)
     plan = make_plan(scale.milestones[-1]) if plan is None else plan
     batch_size = _choose_batch_size(out, plan, tasks, scale, programs, 60 * minutes)
-    left = [cell for cell in plan if not _file(folder, cell).is_file()]
+    left = [group for group in plan if not _file(folder, group[0]).is_file()]
     seconds: dict[str, float] = {}
-    for number, cell in enumerate(left, start=1):
-        gone = time.monotonic() - start
-        if gone + seconds.get(cell.row, 0.0) > 60 * minutes:
-            print(f"not run: {cell.key} (the {minutes:g} minutes are over)", flush=True)
+    for number, group in enumerate(left, start=1):
+        first, began = group[0], time.monotonic()
+        if began - start + seconds.get(first.row, 0.0) >= 60 * minutes:
+            print(f"not run: {first.key} (the {minutes:g} minutes are over)", flush=True)
             continue
-        began = time.monotonic()
         try:
-            _run_cell(folder, cell, tasks[cell.task], scale, batch_size, programs)
-        except ValueError as error:  # a run that diverged costs its own line of the table
-            print(f"failed: {cell.key}: {error}", flush=True)
-        seconds[cell.row] = time.monotonic() - began
-        gone = time.monotonic() - start
-        eta = gone / number * (len(left) - number)
-        took = f"{seconds[cell.row]:.1f} s; {gone:.0f} s gone, about {eta:.0f} s left"
-        print(f"[{number}/{len(left)}] {cell.key}: {took}", flush=True)
+            _run_group(folder, group, tasks[first.task], scale, batch_size, programs)
+        except ValueError as error:  # a run that diverged costs its own lines of the table
+            print(f"failed: {first.key}: {error}", flush=True)
+        now = time.monotonic()
+        seconds[first.row] = now - began
+        eta = (now - start) / number * (len(left) - number)
+        took = f"{seconds[first.row]:.1f} s; {now - start:.0f} s gone, about {eta:.0f} s left"
+        print(f"[{number}/{len(left)}] {first.key}: {took}", flush=True)
 
 
 @contextmanager
@@ -222,39 +228,41 @@ def full_precision() -> Iterator[None]:
 
 
 def _stack(
-    cell: Cell, task: Task, scale: Scale, batch_size: int, programs: Programs, steps: Sequence[int]
+    group: Group, task: Task, scale: Scale, batch_size: int, programs: Programs, steps: Sequence[int]
 ) -> Stack:
     return Stack(
         task,
-        ROWS[cell.row],
+        ROWS[group[0].row],
         scale.seeds,
-        temperature=cell.temperature,
-        trains_projections=cell.projections == TRAINED,
+        temperatures=[cell.temperature for cell in group],
+        trains_projections=group[0].projections == TRAINED,
         batch_size=batch_size,
         milestones=steps,
         programs=programs,
     )
 
 
-def _run_cell(
-    folder: Path, cell: Cell, task: Task, scale: Scale, batch_size: int, programs: Programs
+def _run_group(
+    folder: Path, group: Group, task: Task, scale: Scale, batch_size: int, programs: Programs
 ) -> None:
     torch.manual_seed(0)  # dropout
-    row, arrays, shares = ROWS[cell.row], {}, {}
-    stack = _stack(cell, task, scale, batch_size, programs, scale.milestones)
+    row = ROWS[group[0].row]
+    arrays: dict[str, Any] = {}
+    shares: dict[str, Any] = {}
+    stack = _stack(group, task, scale, batch_size, programs, scale.milestones)
     for steps in stack.train():
-        now = replace(cell, steps=steps)
         with_bank = steps == scale.milestones[-1] and row.name in RESCORED_ROWS
         with full_precision():
             found = [measure(head, row, task, with_bank=with_bank) for head in stack.heads()]
-            depends = [
-                variance_shares(head, row, task, seed=seed)
-                for head, seed in zip(stack.heads(), scale.seeds, strict=True)
-            ]
-        for direction in found[0]:
-            arrays[f"{now.key}/{direction}"] = _as_ranks([each[direction] for each in found])
-        shares[now.key] = {name: float(np.mean([each[name] for each in depends])) for name in depends[0]}
-    _save_cell(_file(folder, cell), arrays, shares)
+            depends = [variance_shares(head, row, task) for head in stack.heads()]
+        for cell in group:
+            key = replace(cell, steps=steps).key
+            own = [number for number, (tau, _) in enumerate(stack.models) if tau == cell.temperature]
+            for direction in found[0]:
+                arrays[f"{key}/{direction}"] = _as_ranks([found[number][direction] for number in own])
+            names = depends[0]
+            shares[key] = {name: float(np.mean([depends[number][name] for number in own])) for name in names}
+    _save_cell(_file(folder, group[0]), arrays, shares)
 
 
 def _run_free(folder: Path, task: Task, row: Row, dim: int) -> None:
@@ -269,7 +277,7 @@ def _run_free(folder: Path, task: Task, row: Row, dim: int) -> None:
 
 
 def _choose_batch_size(
-    out: Path, plan: Sequence[Cell], tasks: dict[str, Task], scale: Scale, programs: Programs, most: float
+    out: Path, plan: Sequence[Group], tasks: dict[str, Task], scale: Scale, programs: Programs, most: float
 ) -> int:
     """By time alone, once; the choice is kept beside the results before the first run."""
     path = out / "batch.json"
@@ -280,12 +288,13 @@ def _choose_batch_size(
         if len(scale.batch_sizes) == 1:
             break
         took: dict[tuple[str, str], float] = {}
-        for cell in plan:
-            if (cell.row, cell.projections) not in took:
-                stack = _stack(cell, tasks[cell.task], scale, size, programs, (30,))
-                took[cell.row, cell.projections] = seconds_a_step(stack)
+        for group in plan:
+            first = group[0]
+            if (first.row, first.projections) not in took:
+                stack = _stack(group, tasks[first.task], scale, size, programs, (30,))
+                took[first.row, first.projections] = seconds_a_step(stack)
         steps = scale.milestones[-1] + sum(round(0.2 * step) for step in scale.milestones[:-1])
-        needed = steps * sum(took[cell.row, cell.projections] for cell in plan)
+        needed = steps * sum(took[group[0].row, group[0].projections] for group in plan)
         for (row, projections), seconds in took.items():
             print(f"batch {size}, {row}, {projections}: {1000 * seconds:.2f} ms a step", flush=True)
         print(f"batch {size}: the plan takes {needed / 60:.1f} min", flush=True)
@@ -364,10 +373,11 @@ def compile_programs(dim: int, device: torch.device, scale: Scale) -> None:
     tasks = {name: task.to(device) for name, task in make_tasks(vectors).items()}
     programs = Programs(dim, compiled=True)
     for size in scale.batch_sizes:
-        for cell in make_plan(scale.milestones[-1]):
+        for group in make_plan(scale.milestones[-1]):
+            cell = group[0]
             if cell.task == "B":
                 began = time.monotonic()
-                seconds = seconds_a_step(_stack(cell, tasks["B"], scale, size, programs, (30,)))
+                seconds = seconds_a_step(_stack(group, tasks["B"], scale, size, programs, (30,)))
                 took = f"{time.monotonic() - began:.0f} s; {1000 * seconds:.2f} ms a step beside other work"
                 print(f"compiled: batch {size}, {cell.row}, {cell.projections}: {took}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Many small models trained as one: the seeds of a row share every kernel.
+"""Many small models trained as one: the seeds and temperatures of a row share every kernel.
 
 `Head` is gare's own interaction and loss on cached vectors. `Stack` trains M of them at once: `torch.func`
 maps the gradient of `Head` over stacked weights, so what is computed is gare's code, and AdamW, which treats
@@ -208,7 +208,7 @@ def mean_frame_only(video: VideoFeatures) -> VideoFeatures:
 
 
 class Stack:
-    """M models of one row, their optimisers, and where they are on their way."""
+    """M models of one row, every temperature with every seed, and their optimisers."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Stack:
         row: Row,
         seeds: Sequence[int],
         *,
-        temperature: float,
+        temperatures: Sequence[float],
         trains_projections: bool,
         batch_size: int,
         milestones: Sequence[int],
@@ -225,17 +225,19 @@ class Stack:
         device = task.train.text_TD.device
         self.task, self.row, self.milestones = task, row, milestones
         self._program = programs.get(row)
-        stacked, _ = stack_module_state([head.to(device) for head in new_heads(row, programs.dim, seeds)])
+        self.models = [(temperature, seed) for temperature in temperatures for seed in seeds]
+        heads = new_heads(row, programs.dim, [seed for _, seed in self.models])
+        stacked, _ = stack_module_state([head.to(device) for head in heads])
         self.weights = {name: weight.detach() for name, weight in stacked.items()}
         self._trained = [
             name for name in self.weights if trains_projections or not name.startswith(PROJECTIONS)
         ]
         self._optimizer = _optimizer({name: self.weights[name] for name in self._trained}, device)
-        self._scale_M = torch.full((len(seeds),), 1 / temperature, device=device)
-        self._moves_M = torch.full((len(seeds),), float(trains_projections), device=device)
-        drawn = [task.batches(seed, steps=max(milestones), batch_size=batch_size) for seed in seeds]
-        self._items = torch.stack([items for items, _ in drawn], dim=1).to(device)
-        self._texts = torch.stack([texts for _, texts in drawn], dim=1).to(device)
+        self._scale_M = torch.tensor([1 / temperature for temperature, _ in self.models], device=device)
+        self._moves_M = torch.full_like(self._scale_M, float(trains_projections))
+        drawn = {seed: task.batches(seed, steps=max(milestones), batch_size=batch_size) for seed in seeds}
+        self._items = torch.stack([drawn[seed][0] for _, seed in self.models], dim=1).to(device)
+        self._texts = torch.stack([drawn[seed][1] for _, seed in self.models], dim=1).to(device)
 
     def train(self) -> Iterator[int]:
         """Yields each milestone when the weights are those of a run of that many steps.
@@ -271,7 +273,7 @@ class Stack:
 
     def heads(self) -> Iterator[Head]:
         """Each model by itself, ready to score."""
-        for number in range(len(self._scale_M)):
+        for number in range(len(self.models)):
             head = Head(self.row, self.task.train.text_TD.shape[1]).to(self._scale_M.device).eval()
             head.load_state_dict({name: weight[number] for name, weight in self.weights.items()})
             yield head.requires_grad_(False)

@@ -43,7 +43,7 @@ def make_stack(task, row, *, trains_projections=False, seeds=(3, 4)):
         task,
         row,
         seeds,
-        temperature=0.05,
+        temperatures=(0.05,),
         trains_projections=trains_projections,
         batch_size=8,
         milestones=(5,),
@@ -181,8 +181,12 @@ def test_intervals_see_a_difference_and_none(tmp_path):
 
 def test_the_plan_has_every_row_task_and_temperature():
     plan = decisive.make_plan(7_000)
-    assert len(plan) == len(set(plan)) == 6 * 2 * 4 + 4 * 4
-    assert {cell.row for cell in plan[:16]} == {"offset", "psi zero"}  # the primary comparisons come first
+    cells = [cell for group in plan for cell in group]
+    assert len(cells) == len(set(cells)) == 6 * 2 * 4 + 4 * 4
+    assert {cell.row for cell in cells[:16]} == {"offset", "psi zero"}  # the primary comparisons come first
+    assert {(cell.task, cell.row) for cell in cells[16:32]} == {
+        (task, row) for task in decisive_table.TASKS for row in ("psi normal", "psi + losses")
+    }
 
 
 # --- the chain ---------------------------------------------------------------------------------------------
@@ -236,7 +240,20 @@ def test_the_whole_chain_on_few_pictures(tmp_path):
         "--recipe",
         "towers.toml",
     ]
-    small = ["--seeds", "1", "--milestones", "2", "--batch", "8", "--workers", "0", "--device", "cpu"]
+    small = [
+        "--minutes",
+        "1e6",
+        "--seeds",
+        "1",
+        "--milestones",
+        "2",
+        "--batch",
+        "8",
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+    ]
     done = run_python([*command, *small], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -265,17 +282,17 @@ def test_the_whole_chain_on_few_pictures(tmp_path):
 
 
 def test_what_is_there_is_not_run_again_and_time_that_is_over_is_told(tasks, tmp_path, capsys):
-    plan = [cell for cell in decisive.make_plan(8) if (cell.task, cell.temperature) == ("B", 0.05)][:2]
+    plan = [group for group in decisive.make_plan(8) if group[0].task == "B"][:2]
     small = {name: task for name, task in tasks.items() if name == "B"}
 
     def lines(cells, minutes):
         decisive.run_psi(tmp_path, small, SCALE, minutes=minutes, compiled=False, plan=cells)
         return capsys.readouterr().out.splitlines()
 
-    assert [line.split(":")[0] for line in lines(plan[:1], 9)] == ["[1/1] B/offset/0.05/frozen/8"]
+    assert [line.split(":")[0] for line in lines(plan[:1], 1e6)] == ["[1/1] B/offset/0.05/frozen/8"]
     before = (tmp_path / "cells" / "B_offset_0.05_frozen_8.npz").read_bytes()
     assert lines(plan, 0) == ["not run: B/psi zero/0.05/frozen/8 (the 0 minutes are over)"]
-    assert [line.split(":")[0] for line in lines(plan, 9)] == ["[1/1] B/psi zero/0.05/frozen/8"]
+    assert [line.split(":")[0] for line in lines(plan, 1e6)] == ["[1/1] B/psi zero/0.05/frozen/8"]
     assert (tmp_path / "cells" / "B_offset_0.05_frozen_8.npz").read_bytes() == before
 
 
