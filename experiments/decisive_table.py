@@ -141,8 +141,9 @@ def compare(results: Results, row: Cell, other: Cell, direction: str, other_dire
     for name, metric in METRICS.items():
         change_SQ = np.broadcast_to(metric(ours) - metric(theirs), (seeds, ours.shape[1]))
         drawn_R = paired_resamples(change_SQ, group_Q)
-        tails = [[100 * tail / 2, 100 - 100 * tail / 2] for tail in (0.05, 0.05 / NUM_PRIMARY)]
-        near, far = (np.percentile(drawn_R, tail) for tail in tails)
+        ends = [end for tail in (0.05, 0.05 / NUM_PRIMARY) for end in (tail / 2, 1 - tail / 2)]
+        low, high, low_family, high_family = np.quantile(drawn_R, ends)
+        near, far = (low, high), (low_family, high_family)
         found.append((name, float(change_SQ.mean()), near, far, seeds, ours.shape[1]))
     return found
 
@@ -183,7 +184,7 @@ def all_comparisons(results: Results, milestones: tuple[int, ...]) -> list[Compa
                     if ours.is_free and theirs.is_free and (steps, temperature) != (milestones[-1], 0.05):
                         continue  # nothing is trained: one comparison is all
                     against = "text_to_video" if is_self else direction
-                    name = question if (question, task) != ("primary", "A1") else "control (must be zero)"
+                    name = question if (question, task) != ("primary", "A1") else "control: must hold zero"
                     for metric, change, near, far, seeds, queries in compare(
                         results, ours, theirs, direction, against
                     ):
@@ -241,7 +242,8 @@ def comparison_lines(comparisons: list[Comparison], metric: str) -> list[str]:
     ]
     for one in comparisons:
         if one.metric == metric:
-            family = f"[{one.low_family:+.2f}, {one.high_family:+.2f}]" if one.question == "primary" else ""
+            is_family = one.question.startswith(("primary", "control"))
+            family = f"[{one.low_family:+.2f}, {one.high_family:+.2f}]" if is_family else ""
             lines.append(
                 f"| {one.question} | {one.task} | {one.row} − {one.other} | {one.temperature} "
                 f"| {one.projections} | {one.steps} | {one.difference:+.2f} "
