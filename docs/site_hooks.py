@@ -22,6 +22,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "report-a-vulnerability.md",
     "experiments/LOG.md": "experiments-log.md",
+    "experiments/decisive.md": "decisive-experiment.md",
 }
 _FROM = {page: source for source, page in OUTSIDE.items()}
 _LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s]+)\)")
