@@ -41,6 +41,7 @@ EXTRAS = {
     "postgres": {"psycopg": "psycopg", "pgvector": "pgvector"},
     "demo": {"scikit-image": "skimage"},
     "sentence-transformers": {"sentence-transformers": "sentence_transformers"},
+    "mteb": {"mteb": "mteb", "datasets": "datasets"},
     "open-clip": {"open-clip-torch": "open_clip", "torchvision": "torchvision"},
 }
 """What each extra installs: the package's name, and the module it is imported as."""

@@ -24,11 +24,14 @@ ROOMS = {
     "serve/*": "serve",
     "serve/mcp_tools.py": "mcp",
     "library/store/postgres*.py": "postgres",
+    "integrations/sentence_module.py": "sentence-transformers",
 }
 # Comes with CUDA builds of torch; imported where a GPU was found.
 WITH_TORCH = {"triton"}
 # Needs a torchvision that fits the torch here, which is not to be had everywhere: not tested.
 UNTESTED = "open-clip"
+# Hundreds of megabytes that few need: not in `all`, but in `dev`, for its tests.
+HEAVY = "mteb"
 
 
 def declared(lines: list[str]) -> set[str]:
@@ -85,7 +88,7 @@ def test_imports_are_declared():
             packages = PACKAGES.get(module, {module})
             if module in WITH_TORCH or (module in EXTRAS[UNTESTED].values() and not at_load):
                 continue
-            if not packages & (CORE | OF_EXTRA["all"]):
+            if not packages & (CORE | OF_EXTRA["all"] | OF_EXTRA[HEAVY]):
                 wrong.append(f"{path.relative_to(SOURCE)}: {module} is not declared in pyproject.toml")
             elif at_load and not packages & allowed:
                 wrong.append(f"{path.relative_to(SOURCE)}: import {module} in the function that needs it")
@@ -103,7 +106,8 @@ def test_the_table_of_extras_is_that_of_pyproject():
     assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {
         extra: OF_EXTRA[extra] for extra in groups
     }
-    assert OF_EXTRA["all"] == set().union(*(OF_EXTRA[extra] for extra in groups - {UNTESTED}))
+    assert OF_EXTRA["all"] == set().union(*(OF_EXTRA[extra] for extra in groups - {UNTESTED, HEAVY}))
+    assert OF_EXTRA["dev"] >= OF_EXTRA["all"] | OF_EXTRA[HEAVY]
     for packages in (packages for extra, packages in EXTRAS.items() if extra != UNTESTED):
         for package, module in packages.items():
             assert canonicalize_name(package) in PACKAGES[module]

@@ -223,6 +223,12 @@ class GARE(
         self, videos: Sequence[str | os.PathLike[str] | Sequence[Image]], num_frames: int | None = None
     ) -> VideoFeatures:
         """Features of one batch of videos: paths, or frames as pictures. With gradients where they are on."""
+        return self.encode_frames(*self.load_frames(videos, num_frames))
+
+    def load_frames(
+        self, videos: Sequence[str | os.PathLike[str] | Sequence[Image]], num_frames: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Frames of one batch of videos as `encode_frames` takes them, and their mask; nothing is encoded."""
         from gare.data.transforms import to_bytes
         from gare.data.video import SHORT_SIDE, read_frames
 
@@ -237,7 +243,7 @@ class GARE(
             for video in videos
         ]
         frames = [to_bytes(clip, size, fit) for clip in clips]
-        return self.encode_frames(*stack_clips(frames, least=least))
+        return stack_clips(frames, least=least)
 
     def encode_frames(self, frames_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
         """Features of frames as a decoder gives them: bytes [V, F, 3, size, size] on any device.
