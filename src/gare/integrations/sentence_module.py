@@ -104,7 +104,8 @@ def make_sentence_transformer(model: ModelLike) -> SentenceTransformer:
 def save_sentence_transformer(model: ModelLike, folder: str | Path) -> None:
     """Write a folder that both libraries read.
 
-    `SentenceTransformer(folder, trust_remote_code=True)` and `GARE.from_pretrained(folder)` load it. It takes the place of an older one when it is complete; other files there are kept.
+    `SentenceTransformer(folder, trust_remote_code=True)` and `GARE.from_pretrained(folder)` load it. It takes
+    the place of an older one when it is complete; other files there are kept.
     """
     with replacing_folder(Path(folder)) as part:
         make_sentence_transformer(model).save_pretrained(str(part), create_model_card=False)
