@@ -19,6 +19,7 @@ from gare import atomic
 from gare.data.loader import FrameSource, mix_seeds
 from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.caption_protocols import TwoWayMetrics, evaluate_scores
+from gare.evaluate.card_results import results_of_training
 from gare.evaluate.model_evaluation import score_split
 from gare.interrupts import note_interrupt
 from gare.model import GARE
@@ -108,7 +109,7 @@ def train(
                     if state.progress.step == num_steps or epoch % config.evaluate_every == 0:
                         metrics = _evaluate(state, source, frames, config)
                         log.evaluation(state.progress.step, config.selection_split, metrics)
-                        _keep_if_best(state, metrics, config, folder / BEST)
+                        _keep_if_best(state, metrics, config, source, folder / BEST)
                     state.close_epoch()
                     log.flush()
                     state.save(folder / CHECKPOINTS)
@@ -225,14 +226,23 @@ def _evaluate(
         return evaluate_scores(scored.scores_TV, scored.video_of_text)
 
 
-def _keep_if_best(state: TrainState, metrics: TwoWayMetrics, config: RunConfig, folder: Path) -> None:
+def _keep_if_best(
+    state: TrainState, metrics: TwoWayMetrics, config: RunConfig, source: FrameSource, folder: Path
+) -> None:
     score = metrics.text_to_video["pessimistic"].recall_at_1
     if not state.improved(score):
         return
     selection = {"selected_on": config.selection_split, "step": state.progress.step, "recall_at_1": score}
     with atomic.replacing_folder(folder) as part:  # the model and what is said of it change together
         with state.averaged() as model:
-            model.save_pretrained(part)
+            results = results_of_training(
+                metrics,
+                model,
+                dataset=source.manifest.header.name,
+                split=config.selection_split,
+                seed=config.seed,
+            )
+            model.save_pretrained(part, model_card_kwargs={"results": results})
         (part / "selection.json").write_text(json.dumps({**selection, "seed": config.seed}) + "\n")
 
 
