@@ -26,6 +26,7 @@ from gare.model import GARE
 from gare.objective import Loss
 from gare.train.distributed import Processes, join, leave
 from gare.train.gradient_step import Encode, PairBatch, compute_gradients, make_encode
+from gare.train.log_sinks import open_sinks
 from gare.train.optimizers import build_optimizer, learning_rate_factor, set_learning_rate
 from gare.train.run_config import RunConfig
 from gare.train.run_log import RunLog
@@ -69,6 +70,7 @@ def train(
     resume: bool = False,
     device: torch.device | None = None,
     observers: Sequence[Observer] = (),
+    log_to: Sequence[str] = (),
 ) -> Path:
     """Train as the recipe says, and return the folder of the best model.
 
@@ -77,6 +79,7 @@ def train(
     Args:
         resume: go on from the last checkpoint, as if nothing had happened.
         observers: called around every step.
+        log_to: trackers that get the metrics too, "wandb" or "trackio"; they have their extras.
     """
     processes = join(device)
     _claim(folder, config, resume, processes)
@@ -92,7 +95,9 @@ def train(
             remove_unfinished(folder / CHECKPOINTS)
     observers = observers if processes.is_main else ()
 
-    with _explain_full_disk(folder), RunLog(folder, state.progress, enabled=processes.is_main) as log:
+    sinks = open_sinks(log_to, folder, config.to_values()) if processes.is_main else []
+    is_main = processes.is_main
+    with _explain_full_disk(folder), RunLog(folder, state.progress, enabled=is_main, sinks=sinks) as log:
         if damage and processes.is_main:
             log.say(damage)
         frames = open_frames(model, source, config, processes, log.preparing)
