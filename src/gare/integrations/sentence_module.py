@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import InputModule
-
 from gare.atomic import replacing_folder
+from gare.extras import require
 from gare.library.search.stage1 import stage1_queries, stage1_vectors
 from gare.model import GARE
 from gare.model.named_models import ModelLike, load_named
 from gare.model.plain_encoding import as_clip, names_a_file
+
+require("sentence-transformers", "gare.integrations.sentence_module")
+from sentence_transformers import SentenceTransformer  # noqa: E402  # its absence is explained above
+from sentence_transformers.base.modules import InputModule  # noqa: E402
 
 _CONTENT = ("text", "image", "video")
 
