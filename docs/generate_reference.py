@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
+import json
 import re
 import typing
 from pathlib import Path
@@ -23,6 +25,7 @@ from gare.settings import ByName, Range, Settings
 from gare.train.run_config import FRAMES_CONFIGS, DataConfig, OptimizerConfig, RunConfig
 
 REFERENCE = Path(__file__).parent / "reference"
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 HEADER = "<!-- Written by docs/generate_reference.py; change the code instead. -->\n\n"
 
 
@@ -173,11 +176,47 @@ def methods_page() -> str:
     return HEADER + "# Methods\n\n" + opening + "\n".join(lines) + second + "\n".join(traps) + "\n"
 
 
+def results_page() -> str:
+    """Every file below experiments/results/ with its hash, and the hashes that it holds itself."""
+    opening = (
+        "Each file below `experiments/results/`, with the hash of its bytes and what it says of its\n"
+        "models, queries and code. *Not kept* means that it was made before tables held hashes.\n"
+        "[Results](../results.md) has the commands and the text. `sha256sum FILE` begins with the hash.\n\n"
+    )
+    head = "| file | what | rows × seeds | sha256 | models | queries | gare |\n" + "| --- " * 7 + "|\n"
+    files = sorted(path for path in RESULTS.rglob("*") if path.is_file())
+    return HEADER + "# What was run here\n\n" + opening + head + "".join(map(_results_row, files))
+
+
+def _results_row(path: Path) -> str:
+    content = path.read_bytes()
+    table = json.loads(content) if path.suffix == ".json" else None
+    table = table if isinstance(table, dict) else {}
+    rows = [row for row in table.get("rows", []) if isinstance(row, dict)]
+    seeds = {len(row["seeds"]) for row in rows if "seeds" in row}
+    weights = [each for row in rows for each in row.get("weights", [])]
+    cells = [
+        f"`{path.relative_to(RESULTS.parents[1]).as_posix()}`",
+        str(table.get("title", "")),
+        f"{len(rows)} × {min(seeds)}" if len(seeds) == 1 else str(len(rows) or ""),
+        f"`{hashlib.sha256(content).hexdigest()[:12]}`",
+        f"`{hashlib.sha256(json.dumps(weights).encode()).hexdigest()[:12]}` of {len(weights)}"
+        if weights
+        else "",
+        f"`{table['queries_hash']}`" if table.get("queries_hash") else "",
+        str(table.get("gare_version", "")),
+    ]
+    if rows:
+        cells[4:] = [cell or "not kept" for cell in cells[4:]]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
 PAGES = {
     "config.md": settings_page,
     "cli.md": commands_page,
     "python.md": python_page,
     "methods.md": methods_page,
+    "results-index.md": results_page,
 }
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ def test_a_table_of_rows_and_seeds(files):
     assert [row["seeds"] for row in numbers["rows"]] == [[0, 1], [0, 1]]
     assert numbers["rows"][0]["text_to_video"]["recall_at_1"]["p_value"] is None
     assert 0 < numbers["rows"][1]["text_to_video"]["recall_at_1"]["p_value"] <= 1
+    assert len({each for row in numbers["rows"] for each in row["weights"]}) == 4
+    assert numbers["queries_hash"]
+    head, *lines = (files / "out" / "ranks.csv").read_text().splitlines()
+    assert head.split(",")[2:] == [f"{row['name']}/{seed}" for row in numbers["rows"] for seed in (0, 1)]
+    forward = [line.split(",")[2:4] for line in lines if line.startswith("text_to_video,")]
+    hits = [rank == "1" for row in forward for rank in row]
+    expected = numbers["rows"][0]["text_to_video"]["recall_at_1"]["mean"]
+    assert sum(hits) / len(hits) == pytest.approx(expected)
 
     late = stamps()
     second = run(*ablate, "--seeds", 2)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gare.cli.options import choose_device
+from gare.cli.score_options import ScoreInput, ScoreOutputs, evaluate_scores_file
 from gare.errors import EvaluationError
 
 RESCORINGS: dict[str, Literal["none", "dsl", "qb_norm"]] = {"none": "none", "dsl": "dsl", "qbnorm": "qb_norm"}
@@ -46,7 +47,22 @@ def evaluate(
     allow_missing: bool = typer.Option(
         False, "--allow-missing", help="Evaluate the videos there are, if some are missing."
     ),
+    scores: Path | None = typer.Option(
+        None, help="Instead of a model: scores of any system (matrix, TREC run, MTEB predictions)."
+    ),
+    qrels: Path | None = typer.Option(None, help="For --scores: which video is right for each text."),
+    queries: str = typer.Option("", help="For --scores of a run: its queries are texts or videos."),
+    subset: str = typer.Option("", help="For --scores: the first N videos, or a file of video ids."),
+    bank_scores: Path | None = typer.Option(None, help="For --scores: a query bank's scores, .npy."),
+    logit_scale: float = typer.Option(
+        1.0, min=1e-6, help="For --scores: what cosines were multiplied by; rescoring needs cosines."
+    ),
     out: Path | None = typer.Option(None, "--out", "-o", help="Write results.json here."),
+    scores_out: Path | None = typer.Option(None, help="Write the score matrix here, .safetensors."),
+    run_out: Path | None = typer.Option(None, help="Write text→video as a TREC run here."),
+    run_depth: int = typer.Option(0, min=0, help="Videos a text in the run; 0: all of them."),
+    qrels_out: Path | None = typer.Option(None, help="Write TREC qrels here."),
+    ranks_out: Path | None = typer.Option(None, help="Write the rank of every query here, as CSV."),
     workers: int = typer.Option(0, min=0, help="Processes that decode."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="Print results.json instead of the table."),
@@ -61,22 +77,45 @@ def evaluate(
 
         gare evaluate runs/mini/best --data data/mine --rescore qbnorm --querybank data/mine:train
 
+        gare evaluate runs/mini/best --data data/mine --run-out run.trec --qrels-out qrels.txt
+
+        gare evaluate runs/mini/best --data data/mine --ranks-out ranks.csv --scores-out scores.safetensors
+
+        gare evaluate --scores scores.npy --subset 500
+
+        gare evaluate --scores run.trec --qrels qrels.txt --json
+
         gare evaluate --task moments --predictions preds.jsonl --data highlight_val_release.jsonl
     """
     _check_choice(task, ("retrieval", "moments"), "--task")
     if task == "moments":
         _evaluate_moments(predictions, data, dataset, out, as_json)
         return
+    outputs = ScoreOutputs(scores_out, run_out, qrels_out, ranks_out, run_depth)
+    given = {"--qrels": qrels, "--queries": queries, "--subset": subset, "--bank-scores": bank_scores}
+    if scores is not None:
+        _refuse_given(
+            {"a model": model, "--querybank": querybank, "--rescore": rescore != "none"}, "--scores"
+        )
+        _check_protocol(protocol)
+        read = ScoreInput(scores, qrels, data, split, queries, bank_scores, logit_scale, subset)
+        evaluate_scores_file(
+            read, outputs, protocol=protocol, selected_on=selected_on, out=out, as_json=as_json
+        )
+        return
+    _refuse_given({**given, "--logit-scale": logit_scale != 1}, "a model; they are for --scores")
     if not model or data is None:
-        raise typer.BadParameter("name a model and its data: gare evaluate MODEL --data FOLDER")
+        raise typer.BadParameter(
+            "name a model and its data: gare evaluate MODEL --data FOLDER; or --scores FILE"
+        )
     from gare.data.loader import FrameSource
     from gare.evaluate import markdown_report, read_querybank
-    from gare.evaluate.caption_protocols import VIDEO_TO_TEXT
     from gare.evaluate.model_evaluation import evaluate_model
     from gare.model import GARE
 
     _check_choice(rescore, RESCORINGS, "--rescore")
-    _check_choice(protocol, VIDEO_TO_TEXT, "--protocol")
+    _check_protocol(protocol)
+    outputs.check_places()
     bank = read_querybank(querybank) if querybank else None
     selection, seed = _selection(Path(model), selected_on)
     loaded = GARE.from_pretrained(model).to(choose_device(device))
@@ -85,7 +124,7 @@ def evaluate(
         bank = bank.without(source.manifest.captions(split))  # type: ignore[arg-type]
     with Progress(console=Console(stderr=True), transient=True) as bar:
         encoding = bar.add_task("encoding", total=None)
-        result, _ = evaluate_model(
+        result, scored = evaluate_model(
             loaded,
             source,
             split,  # type: ignore[arg-type]
@@ -100,6 +139,7 @@ def evaluate(
         )
     if out is not None:
         result.save(out)
+    outputs.write(scored.table(), result)
     if as_json:
         typer.echo(json.dumps(result.to_values()))
     else:
@@ -140,6 +180,19 @@ def _selection(folder: Path, given: str) -> tuple[str, int | None]:
             "(val, test, or none if nothing was chosen)"
         )
     return given or str(noted), seed
+
+
+def _check_protocol(protocol: str) -> None:
+    from gare.evaluate.caption_protocols import VIDEO_TO_TEXT
+
+    _check_choice(protocol, VIDEO_TO_TEXT, "--protocol")
+
+
+def _refuse_given(given: dict[str, object], beside: str) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in given.items():
+        if value:
+            raise typer.BadParameter(f"{name} does not go with {beside}")
 
 
 def _check_choice(value: str, choices: Iterable[str], option: str) -> None:

@@ -17,13 +17,14 @@ from gare.evaluate.rank_metrics import (
     retrieval_metrics,
 )
 from gare.evaluate.rescoring import QueryBank, Rescoring, dual_softmax, querybank_norm, read_querybank
-from gare.evaluate.results_comparison import compare_results, comparison_table
+from gare.evaluate.results_comparison import compare_results, comparison_table, difference_intervals
 from gare.evaluate.significance import (
     Interval,
     MeanStd,
     PairedTest,
     bootstrap_intervals,
     mean_and_std,
+    paired_bootstrap_intervals,
     paired_permutation_test,
 )
 
@@ -44,12 +45,14 @@ __all__ = [
     "check_gallery",
     "compare_results",
     "comparison_table",
+    "difference_intervals",
     "dual_softmax",
     "evaluate_scores",
     "evaluation_result",
     "hash_queries",
     "markdown_report",
     "mean_and_std",
+    "paired_bootstrap_intervals",
     "paired_permutation_test",
     "querybank_norm",
     "ranks_of_targets",

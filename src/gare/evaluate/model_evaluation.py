@@ -20,6 +20,7 @@ from gare.errors import EvaluationError
 from gare.evaluate.caption_protocols import CaptionProtocol, evaluate_scores
 from gare.evaluate.evaluation_results import EvaluationResult, check_gallery, evaluation_result, hash_queries
 from gare.evaluate.rescoring import QueryBank, Rescoring, dual_softmax, querybank_norm
+from gare.evaluate.score_table import ScoreTable, caption_ids, table_of_matrix
 from gare.model import GARE
 from gare.model.version_0_1 import first_names
 from gare.types import VideoFeatures, block_slices
@@ -35,6 +36,15 @@ class SplitScores:
     video_of_text: Tensor
     captions: list[str]
     video_ids: list[str]
+
+    def table(self) -> ScoreTable:
+        """The scores with ids, as files of scores hold them."""
+        return table_of_matrix(
+            self.scores_TV,
+            video_of_text=self.video_of_text,
+            text_ids=caption_ids(self.video_of_text.tolist(), self.video_ids),
+            video_ids=self.video_ids,
+        )
 
 
 def evaluate_model(

@@ -13,9 +13,15 @@ from gare.evaluate.evaluation_results import (
     markdown_rows,
 )
 from gare.evaluate.rank_metrics import MetricName
-from gare.evaluate.significance import PairedTest, paired_permutation_test
+from gare.evaluate.significance import (
+    Interval,
+    PairedTest,
+    paired_bootstrap_intervals,
+    paired_permutation_test,
+)
 
 Comparison = dict[Direction, dict[MetricName, PairedTest]]
+DifferenceIntervals = dict[Direction, dict[MetricName, Interval]]
 
 # What two results must share for their queries to be pairs and their numbers to mean the same.
 SHARED_FIELDS = ("dataset", "split", "protocol", "rescoring", "num_texts", "num_videos", "num_missing_videos")
@@ -32,7 +38,8 @@ def compare_results(
         listed = ", ".join(f"{name} ({getattr(a, name)} and {getattr(b, name)})" for name in differing)
         raise EvaluationError(
             f"the two results differ in {listed}; a paired test needs the same queries, measured the same "
-            "way. Run 'gare evaluate' for both on one split with the same options"
+            "way. Run 'gare evaluate' for both on one split with the same options, or ask which "
+            "choice makes the difference: 'gare compare A B --explain'"
         )
     comparison: Comparison = {}
     for direction in DIRECTIONS:
@@ -49,11 +56,26 @@ def compare_results(
     return comparison
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """Both runs, their difference and its p-value as Markdown, recalls in percent."""
+def difference_intervals(
+    a: EvaluationResult, b: EvaluationResult, *, num_resamples: int = 2_000, seed: int = 0
+) -> DifferenceIntervals:
+    """95 % paired bootstrap intervals of B − A, for results that `compare_results` compares."""
+    found: DifferenceIntervals = {}
+    for direction in DIRECTIONS:
+        run_a: DirectionResult = getattr(a, direction)
+        run_b: DirectionResult = getattr(b, direction)
+        found[direction] = paired_bootstrap_intervals(
+            run_a.ranks, run_b.ranks, groups=run_a.groups, num_resamples=num_resamples, seed=seed
+        )
+    return found
+
+
+def comparison_table(comparison: Comparison, intervals: DifferenceIntervals | None = None) -> str:
+    """Both runs, their difference, its interval if given and its p-value as Markdown, recalls in percent."""
     rows = []
     for direction, tests in comparison.items():
         for name, test in tests.items():
+            ends = [] if intervals is None else [_interval(name, intervals[direction][name])]
             rows.append(
                 [
                     DIRECTIONS[direction],
@@ -61,7 +83,14 @@ def comparison_table(comparison: Comparison) -> str:
                     format_metric(name, test.a),
                     format_metric(name, test.b),
                     format_metric(name, test.difference, spec="+z.1f"),
+                    *ends,
                     f"{test.p_value:.4f}",
                 ]
             )
-    return markdown_rows(["direction", "metric", "A", "B", "B − A", "p"], rows) + "\n"
+    heading = [] if intervals is None else ["95 % of B − A"]
+    return markdown_rows(["direction", "metric", "A", "B", "B − A", *heading, "p"], rows) + "\n"
+
+
+def _interval(name: MetricName, interval: Interval) -> str:
+    low, high = (format_metric(name, each, spec="+z.1f") for each in (interval.low, interval.high))
+    return f"[{low}, {high}]"

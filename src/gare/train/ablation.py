@@ -19,6 +19,7 @@ from gare.data.manifest import Split
 from gare.errors import TrainingError
 from gare.evaluate.evaluation_results import EvaluationResult, format_metric, markdown_rows
 from gare.evaluate.model_evaluation import evaluate_model
+from gare.evaluate.rank_files import write_run_ranks
 from gare.evaluate.rank_metrics import METRIC_NAMES
 from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired_permutation_test
 from gare.model import GARE
@@ -228,6 +229,8 @@ def summarise(
     rows = []
     for name, runs in results.items():
         entry: dict[str, Any] = {"name": name, "seeds": [run.seed for run in runs]}
+        entry["weights"] = [run.weights_hash for run in runs]
+        entry["config"] = [run.config_fingerprint for run in runs]
         for direction in ("text_to_video", "video_to_text"):
             ranks, groups = _pooled(runs, direction)
             intervals = bootstrap_intervals(ranks, groups=groups)
@@ -253,7 +256,8 @@ def summarise(
         f"selected on {facts.selected_on}; seeds {seeds}. Mean ± sd over seeds; intervals resample queries; "
         "p is a two-sided paired permutation test of R@1, all seeds of a query swapped together."
     )
-    return {"title": ablation.title, "provenance": provenance, "rows": rows}
+    made_with = {"queries_hash": facts.queries_hash, "gare_version": facts.gare_version}
+    return {"title": ablation.title, "provenance": provenance, **made_with, "rows": rows}
 
 
 def _pooled(runs: Sequence[EvaluationResult], direction: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -270,8 +274,10 @@ def save_table(
     folder: Path,
     costs: Mapping[str, ScoringCosts] | None = None,
 ) -> Path:
-    """Write table.md and table.json."""
+    """Write table.md, table.json, and ranks.csv with the rank of every query in every run."""
     numbers = summarise(ablation, results, costs)
+    runs = {f"{name}/{run.seed}": run for name, of_row in results.items() for run in of_row}
+    write_run_ranks(runs, folder / "ranks.csv")
     atomic.write_text(folder / "table.json", json.dumps(numbers, indent=1) + "\n")
     atomic.write_text(folder / "table.md", ablation_table(ablation, results, costs))
     return folder / "table.md"

@@ -252,7 +252,12 @@ _DAMAGE = (
     "does not exist in schema",
 )
 
-_NO_DAMAGE = ("conflict", "already exists")  # another writer was faster
+_NO_DAMAGE = (
+    "conflict",
+    "already exists",
+    "concurrent",
+    "incompatible transaction",
+)  # another writer was faster
 
 
 def explanation(uri: str, error: Exception) -> LibraryError | None:
