@@ -335,3 +335,29 @@ def test_a_damaged_table_is_refused(clips, tmp_path):
         table.write_bytes(damaged)
         with pytest.raises(DataError, match="is not a table that can be read"):
             read_dataset("huggingface", tmp_path / "saved")
+
+
+def test_damage_inside_a_table_is_refused_too(clips, tmp_path):
+    """Offsets that point out of the file, and a page of Parquet that was overwritten."""
+    rows = pa.table({"video": [{"bytes": b"x" * 4096, "path": "a"}], "caption": ["a"]})
+    (tmp_path / "arrow").mkdir()
+    with (
+        pa.OSFile(str(tmp_path / "arrow/data.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, rows.schema) as out,
+    ):
+        out.write_table(rows)
+    path = tmp_path / "arrow/data.arrow"
+    good = path.read_bytes()
+    end = (4096).to_bytes(4, "little")
+    path.write_bytes(good.replace(bytes(4) + end, bytes(4) + (2**30).to_bytes(4, "little")))
+    assert path.read_bytes() != good
+    with pytest.raises(DataError, match="is not a table that can be read"):
+        read_dataset("huggingface", tmp_path / "arrow")
+    folder = write_table(
+        tmp_path / "parquet", video=[{"bytes": b"y" * 99, "path": None}], text=["words" * 99]
+    )
+    table = folder / "rows.parquet"
+    content = table.read_bytes()
+    table.write_bytes(content[:4] + b"\xff" * (len(content) // 3) + content[4 + len(content) // 3 :])
+    with pytest.raises(DataError, match="is not a table that can be read"):
+        read_dataset("huggingface", folder)

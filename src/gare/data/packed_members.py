@@ -260,10 +260,11 @@ class MediaTable:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self._path = path
         self._last: tuple[str, int, Any] | None = None
         self._parquet: Any = None
         self._table: Any = None
-        try:
+        with self._naming_damage():
             if path.endswith(".parquet"):
                 self._parquet = pq.ParquetFile(path, memory_map=True)
                 self.schema = self._parquet.schema_arrow
@@ -271,19 +272,33 @@ class MediaTable:
             else:
                 self._table = _read_arrow(pa, path)
                 self.schema, self.num_rows = self._table.schema, self._table.num_rows
-        except (pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise VideoError(f"{path} is not a table that can be read ({reason}); get it again") from None
         self.columns: list[str] = self.schema.names
 
     def values(self, column: str) -> list[Any]:
         """All values of a column: captions, ids."""
-        found = self._table if self._parquet is None else self._parquet.read(columns=[column])
-        values: list[Any] = found.column(column).to_pylist()
-        return values
+        with self._naming_damage():
+            found = self._table if self._parquet is None else self._parquet.read(columns=[column])
+            values: list[Any] = found.column(column).to_pylist()
+            return values
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise VideoError(
+                f"{self._path} is not a table that can be read ({reason}); get it again"
+            ) from None
 
     def contents(self, column: str) -> list[tuple[str | None, bool]]:
         """The path of each cell of a column of videos or pictures, and whether it has bytes; none is read."""
+        with self._naming_damage():
+            return self._contents(column)
+
+    def _contents(self, column: str) -> list[tuple[str | None, bool]]:
         import pyarrow.compute as pc
 
         if self._parquet is None:
@@ -314,6 +329,10 @@ class MediaTable:
 
     def cell(self, column: str, row: int) -> Any:
         """One value of a column."""
+        with self._naming_damage():
+            return self._cell(column, row)
+
+    def _cell(self, column: str, row: int) -> Any:
         if self._parquet is None:
             return self._table.column(column)[row].as_py()
         group, first = self._group_of(row)

@@ -44,7 +44,11 @@ def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
     for file in _tables(annotations):
         place = file.relative_to(root)
         split = split_of_name(place) or "train"
-        for video_id, path, captions in _rows(file, place, videos or root, problems):
+        try:
+            rows = list(_rows(file, place, videos or root, problems))
+        except VideoError as error:
+            raise DataError(str(error)) from None
+        for video_id, path, captions in rows:
             paths.setdefault(video_id, path)  # a video may have a row for each caption
             found.setdefault(split, {}).setdefault(video_id, []).extend(captions)
     if problems:
@@ -77,10 +81,7 @@ def _tables(annotations: Path) -> list[Path]:
 
 def _rows(file: Path, place: Path, root: Path, problems: list[str]) -> Iterator[tuple[str, str, list[str]]]:
     """Id, source and captions of each row; what is wrong with a row is noted."""
-    try:
-        table = MediaTable(str(file))
-    except VideoError as error:
-        raise DataError(str(error)) from None
+    table = MediaTable(str(file))
     column, kind = _media_column(table, file)
     captions = table.values(_caption_column(table, file))
     id_column = next((name for name in ID_COLUMNS if name in table.columns), None)
