@@ -41,6 +41,9 @@ EXTRAS = {
     "postgres": {"psycopg": "psycopg", "pgvector": "pgvector"},
     "demo": {"scikit-image": "skimage"},
     "sentence-transformers": {"sentence-transformers": "sentence_transformers"},
+    "mteb": {"mteb": "mteb", "datasets": "datasets"},
+    "wandb": {"wandb": "wandb"},
+    "trackio": {"trackio": "trackio"},
     "open-clip": {"open-clip-torch": "open_clip", "torchvision": "torchvision"},
 }
 """What each extra installs: the package's name, and the module it is imported as."""

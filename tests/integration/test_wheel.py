@@ -22,7 +22,8 @@ from packaging.requirements import Requirement
 from clips import steady, write_video
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRA_MODULES = ("serve/", "library/store/postgres")  # imported below are the modules of the core
+# What is imported below are the modules of the core.
+EXTRA_MODULES = ("serve/", "library/store/postgres", "integrations/sentence_module")
 IMPORT_CORE = f"""
 import importlib, pathlib, gare
 root = pathlib.Path(gare.__file__).parent
@@ -141,6 +142,17 @@ def test_new_towers_without_their_extra_say_how_to_install_them(clean, tmp_path)
     )
     assert result.stdout.startswith(needed), result.stderr
     assert ".whl[train]'" in result.stdout
+
+
+def test_integrations_without_their_extras_do_too(clean, tmp_path):
+    for extra, code in {
+        "sentence-transformers": "import gare.integrations.sentence_module",
+        "mteb": "from gare.integrations.mteb_models import MtebSearch; MtebSearch('gare-mini')",
+        "wandb": "from gare.train.log_sinks import open_sinks; open_sinks(['wandb'], None, {})",
+    }.items():
+        result = run(clean, "python", "-c", code, cwd=tmp_path)
+        assert "MissingExtraError" in result.stderr
+        assert f".whl[{extra}]'" in result.stderr
 
 
 MORE = {

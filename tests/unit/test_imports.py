@@ -22,7 +22,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TIERS = [
     {"__main__"},
     {"cli"},
-    {"serve", "bench"},
+    {"serve", "bench", "integrations"},
     {"analysis"},
     {"train"},
     {"library"},

@@ -18,6 +18,7 @@ from gare.data.frame_cache import CacheSettings, Entry, build_frame_cache, pendi
 from gare.data.frame_images import is_frames_source
 from gare.data.frame_sampling import Sampling
 from gare.data.manifest import FRAMES_FOLDER, Manifest, find_manifest
+from gare.data.packed_members import is_in_table
 from gare.data.video import source_exists
 from gare.errors import DataError
 
@@ -37,7 +38,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")
 def prepare(
     name: Annotated[str, typer.Argument(help=f"One of {_NAMES}.", show_default=False)],
     annotations: Annotated[
-        Path, typer.Option(help="Folder of annotation files; for 'csv', the file itself.")
+        Path, typer.Option(help="Folder of annotation files, shards or tables; for 'csv', the file.")
     ],
     out: Annotated[Path, typer.Option(help="Folder to write manifest and frames to.")],
     videos: Annotated[Path | None, typer.Option(help="Folder of the videos, or of frames.")] = None,
@@ -67,6 +68,10 @@ def prepare(
 
         gare data prepare msrvtt-9k --annotations msrvtt --videos msrvtt/videos --out prepared --hold-out 250
 
+        gare data prepare webdataset --annotations shards --out prepared
+
+        gare data prepare huggingface --annotations saved-dataset --out prepared
+
         gare data prepare activitynet --annotations anet --videos anet/videos --out prepared --frames 64
     """
     if name not in DATASETS:
@@ -82,7 +87,7 @@ def prepare(
         if other != table:
             (out / f"manifest.{other}").unlink(missing_ok=True)
     sources = [manifest.source(video) for video in manifest.all_videos()]
-    if all(is_frames_source(source) for source in sources):
+    if all(is_frames_source(source) and not is_in_table(source) for source in sources):
         _stderr.print("The sources are images already; no frame cache is needed.")
         entries = _missing_images(manifest)
     else:

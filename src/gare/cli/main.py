@@ -14,6 +14,7 @@ from gare.cli import (
     analyze_command,
     audit_command,
     bench_command,
+    card_command,
     check_command,
     clip_command,
     compare_command,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.add_typer(data_command.app, name="data")
 app.command()(train_command.train)
 app.command()(evaluate_command.evaluate)
+app.command()(card_command.card)
 app.command()(ablate_command.ablate)
 app.command()(compare_command.compare)
 app.command()(analyze_command.analyze)

@@ -23,6 +23,9 @@ def train(
     resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in --out."),
     probe: bool = typer.Option(False, "--probe", help="Record in OUT/probe.jsonl what gare analyze shows."),
     probe_every: int = typer.Option(0, min=0, help="Steps between records of --probe; 0: about 100 in all."),
+    log_to: list[str] = typer.Option(
+        [], "--log-to", help="Send metrics to wandb or trackio too (extras of these names)."
+    ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
 ) -> None:
     """Train a model. The best on the selection split is in OUT/best, the final one in OUT/last.
@@ -37,11 +40,17 @@ def train(
 
         gare train msrvtt_frames_mini --out runs/mini --probe
 
+        WANDB_MODE=offline gare train my_recipe.toml --out runs/mine --log-to wandb
+
         torchrun --nproc-per-node 4 -m gare train msrvtt9k_paper --out runs/paper
     """
     from gare.train import Observer, RunConfig
     from gare.train import train as run
+    from gare.train.log_sinks import SINKS
 
+    unknown = sorted(set(log_to) - SINKS.keys())
+    if unknown:
+        raise typer.BadParameter(f"'{unknown[0]}' is not one of {', '.join(SINKS)}", param_hint="--log-to")
     observers: list[Observer] = []
     if probe:
         from gare.analysis.training_probe import TrainingProbe
@@ -57,5 +66,6 @@ def train(
         resume=resume,
         device=None if device == "auto" else choose_device(device),
         observers=observers,
+        log_to=log_to,
     )
     typer.echo(best)

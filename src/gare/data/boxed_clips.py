@@ -24,6 +24,7 @@ from gare.data.decoder_messages import (
 )
 from gare.data.frame_images import decode_image, is_frames_source, read_chosen
 from gare.data.frame_sampling import Sampling
+from gare.data.packed_members import is_packed_video, open_member
 from gare.data.video import Clip, check_video_file, read_clip, shrink
 from gare.data.workers import Limits, Refused, Task, WorkerLost, map_in_processes
 from gare.errors import VideoError, VideoProblem
@@ -65,6 +66,13 @@ def read_boxed_clips(jobs: Sequence[ClipJob], *, num_workers: int) -> Iterator[t
         yield job, clip
 
 
+def _open_video(source: str) -> int:
+    if is_packed_video(source):
+        return open_member(source)
+    check_video_file(source)
+    return os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 class _ClipTask(Task[ClipJob, BoxedClip]):
     """Opens the source of a job, and collects its pictures."""
 
@@ -84,9 +92,8 @@ class _ClipTask(Task[ClipJob, BoxedClip]):
                     read_clip(job.source, job.num_frames, job.sampling, start=job.start, end=job.end)
                 self.payload = (job, *read_chosen(job.source, job.num_frames, job.sampling))
                 return None
-            check_video_file(job.source)
-            self.num_bytes = os.path.getsize(job.source)
-            self._descriptor = os.open(job.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._descriptor = _open_video(job.source)
+            self.num_bytes = os.fstat(self._descriptor).st_size
         except VideoError as error:
             raise Refused(BoxedClip(problem=error)) from None
         except OSError as error:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gare.data.boxed_clips import ClipJob, read_boxed_clips
 from gare.data.frame_images import is_frames_source, list_images, read_bytes, size_of
 from gare.data.manifest import Counts, Manifest, Row, Split
+from gare.data.packed_members import is_packed_video, member_size, read_member
 from gare.data.video import source_exists
 from gare.errors import VideoError, VideoProblem
 
@@ -147,12 +148,16 @@ def _group(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[list[Row]]:
 
 
 def _size(source: str) -> int:
+    if is_packed_video(source):
+        return member_size(source)
     if not is_frames_source(source):
         return os.path.getsize(source)
     return sum(size_of(name) for name in list_images(source))
 
 
 def _digest(source: str) -> str:
+    if is_packed_video(source):
+        return hashlib.sha256(read_member(source)).hexdigest()
     if not is_frames_source(source):
         with open(source, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

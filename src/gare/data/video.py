@@ -26,6 +26,7 @@ from gare.data.decoder import (
 )
 from gare.data.frame_images import is_frames_source, list_images, read_images
 from gare.data.frame_sampling import Sampling, check_sampling, sample_times
+from gare.data.packed_members import is_packed_video, member_file, select_members
 from gare.errors import VideoError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def read_frames(
     """Up to `num_frames` RGB images of a video, upright and in time order.
 
     Args:
-        source: a video file; an image; a folder of images; `archive.tar::member` or `archive.tar::prefix/`.
+        source: a video file; an image; a folder of images; one of these in a tar, `archive.tar::clip.mp4`.
         num_frames: how many at most. No frame is taken twice, so a short video gives fewer.
         sampling: `grid` (one a second, thinned evenly, as the papers) or `uniform` (middles of equal parts).
         start: use the video from this second on.
@@ -102,6 +103,18 @@ def read_clip(
         images, positions, total = read_images(name, num_frames, sampling, offset=offset)
         images = [shrink(image, short_side) for image in images]
         return Clip(images, [float(position) for position in positions], float(total))
+    if descriptor is None and is_packed_video(name):
+        with member_file(name) as opened:
+            return read_clip(
+                name,
+                num_frames,
+                sampling,
+                start=start,
+                end=end,
+                short_side=short_side,
+                offset=offset,
+                descriptor=opened,
+            )
     if descriptor is None:
         check_video_file(name)
     choose = partial(sample_times, num_frames=num_frames, sampling=sampling, offset=offset)
@@ -120,10 +133,10 @@ def check_video_file(name: str) -> None:
 
 def source_exists(source: str) -> bool:
     """Whether there is something to read, without decoding it."""
-    if not is_frames_source(source):
-        return Path(source).is_file()
     try:
-        return bool(list_images(source))
+        if is_packed_video(source):
+            return bool(select_members(source))
+        return bool(list_images(source)) if is_frames_source(source) else Path(source).is_file()
     except VideoError:
         return False
 

@@ -32,6 +32,11 @@ def is_sentence_transformers(folder: Path) -> bool:
     return (folder / _MODULES).is_file()
 
 
+def is_gare_module(folder: Path) -> bool:
+    """Whether a folder of sentence-transformers holds a model of ours, saved as one of its modules."""
+    return _read_modules(folder)[0]["type"].startswith("gare.")
+
+
 def is_open_clip(name: str) -> bool:
     """Whether a name is that of an open_clip model: open_clip:ARCHITECTURE/WEIGHTS, or a folder of one."""
     folder = Path(name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import ModelHubMixin
+from huggingface_hub import ModelCard, ModelHubMixin
 from PIL.Image import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from gare.interaction import Interaction, ScoreCards, build_interaction
 from gare.interaction.interaction import check_shapes, check_text, check_video, score_in_blocks
 from gare.interaction.temporal import TemporalTransformer, default_heads
 from gare.model import plain_encoding
+from gare.model.model_card import CardResult, current_results, make_card, merge_results, read_results
 from gare.model.model_config import GareConfig
 from gare.model.model_files import CONFIG_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, load_state, read_folder
 from gare.model.plain_encoders import encoder_of_folder, plain_config
@@ -94,6 +95,8 @@ class GARE(
         self.interaction: Interaction = build_interaction(config.interaction, self.dim)
         self.written_by_0_1: dict[str, Any] | None = None
         """The settings as version 0.1 saved them, if it did: libraries of that version are known by them."""
+        self.card_results: tuple[CardResult, ...] = ()
+        """What its card says it scored; `save_pretrained` and `push_to_hub` write it while it is true."""
         log_logit_scale = torch.tensor(-math.log(config.temperature.value))
         if config.temperature.learnable:
             self.log_logit_scale = nn.Parameter(log_logit_scale)
@@ -223,6 +226,12 @@ class GARE(
         self, videos: Sequence[str | os.PathLike[str] | Sequence[Image]], num_frames: int | None = None
     ) -> VideoFeatures:
         """Features of one batch of videos: paths, or frames as pictures. With gradients where they are on."""
+        return self.encode_frames(*self.load_frames(videos, num_frames))
+
+    def load_frames(
+        self, videos: Sequence[str | os.PathLike[str] | Sequence[Image]], num_frames: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Frames of one batch of videos as `encode_frames` takes them, and their mask; nothing is encoded."""
         from gare.data.transforms import to_bytes
         from gare.data.video import SHORT_SIDE, read_frames
 
@@ -237,7 +246,7 @@ class GARE(
             for video in videos
         ]
         frames = [to_bytes(clip, size, fit) for clip in clips]
-        return self.encode_frames(*stack_clips(frames, least=least))
+        return stack_clips(frames, least=least)
 
     def encode_frames(self, frames_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
         """Features of frames as a decoder gives them: bytes [V, F, 3, size, size] on any device.
@@ -442,6 +451,15 @@ class GARE(
             json.dumps(self.config.to_values(), indent=2) + "\n", encoding="utf-8"
         )
 
+    def generate_model_card(self, *_: Any, results: Sequence[CardResult] = (), **__: Any) -> ModelCard:
+        """The card that `save_pretrained` and `push_to_hub` write beside the weights.
+
+        Args:
+            results: what the model scored (`model_card_kwargs={"results": …}`), besides `card_results`.
+        """
+        known = merge_results(current_results(self, self.card_results), results)
+        return make_card(self, known)
+
     @classmethod
     def from_pretrained(  # type: ignore[override]  # hub options pass through untouched
         cls, name_or_path: str | os.PathLike[str] | EncoderProtocol, **hub_options: Any
@@ -485,6 +503,7 @@ class GARE(
             ) from None
         load_state(model, saved.state, source=str(folder))
         model.written_by_0_1 = saved.written_by_0_1
+        model.card_results = read_results(folder)
         return model.eval()
 
     @classmethod

@@ -14,6 +14,7 @@ from gare.encoders.other_libraries import (
     OpenClipModel,
     SentenceTransformersModel,
     dual_encoder_in,
+    is_gare_module,
     is_open_clip,
     is_sentence_transformers,
 )
@@ -37,6 +38,8 @@ def plain_config(encoder: EncoderConfig) -> GareConfig:
 def encoder_of_folder(folder: Path) -> EncoderConfig | None:
     """The settings of the encoder in a folder; None where it holds a GARE model, or something unknown."""
     if is_sentence_transformers(folder):
+        if is_gare_module(folder):
+            return None
         inside = dual_encoder_in(folder)
         if inside is None:
             return describe(SentenceTransformersModel(folder))

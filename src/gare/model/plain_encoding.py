@@ -124,7 +124,7 @@ def names_a_file(text: str) -> bool:
     (True, False)
     """
     from gare.data.containers import VIDEO_SUFFIXES
-    from gare.data.frame_images import IMAGE_SUFFIXES
+    from gare.data.packed_members import IMAGE_SUFFIXES
 
     return os.path.splitext(text)[1].lower() in VIDEO_SUFFIXES | IMAGE_SUFFIXES
 

@@ -1,9 +1,10 @@
-"""What one sees of a run: progress on the terminal, metrics.jsonl, TensorBoard."""
+"""What one sees of a run: progress on the terminal, metrics.jsonl, TensorBoard, and sinks."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -18,6 +19,7 @@ from gare import atomic
 from gare.evaluate.caption_protocols import TwoWayMetrics
 from gare.extras import install_command
 from gare.objective import Loss
+from gare.train.log_sinks import LogSink
 from gare.train.train_state import Progress
 
 METRICS_FILE = "metrics.jsonl"
@@ -26,8 +28,11 @@ METRICS_FILE = "metrics.jsonl"
 class RunLog:
     """Writes everything once; on resuming, lines past the checkpoint are dropped first."""
 
-    def __init__(self, folder: Path, progress: Progress, *, enabled: bool) -> None:
+    def __init__(
+        self, folder: Path, progress: Progress, *, enabled: bool, sinks: Sequence[LogSink] = ()
+    ) -> None:
         self._enabled = enabled
+        self._sinks = sinks
         self._console = Console(stderr=True)
         self._bar = ProgressBar(
             TextColumn("{task.description}"),
@@ -61,6 +66,8 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+        for sink in self._sinks:
+            self._complain(sink.close())
 
     def say(self, message: str) -> None:
         """Print a line above the progress bar."""
@@ -131,11 +138,17 @@ class RunLog:
             return
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+        prefix = f"{record['split']}/" if "split" in record else ""
+        numbers = {prefix + name: value for name, value in record.items() if isinstance(value, float)}
         if self._board is not None:
-            for name, value in record.items():
-                if isinstance(value, float):
-                    prefix = f"{record['split']}/" if "split" in record else ""
-                    self._board.add_scalar(prefix + name, value, record["step"])
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, record["step"])
+        for sink in self._sinks:
+            self._complain(sink.log(numbers, record["step"]))
+
+    def _complain(self, message: str | None) -> None:
+        if message:
+            self._console.print(message, style="yellow", markup=False, soft_wrap=True)
 
 
 def _is_before(progress: Progress, line: str) -> bool:

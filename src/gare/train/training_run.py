@@ -19,12 +19,14 @@ from gare import atomic
 from gare.data.loader import FrameSource, mix_seeds
 from gare.errors import CheckpointError, ConfigError, TrainingError
 from gare.evaluate.caption_protocols import TwoWayMetrics, evaluate_scores
+from gare.evaluate.card_results import results_of_training
 from gare.evaluate.model_evaluation import score_split
 from gare.interrupts import note_interrupt
 from gare.model import GARE
 from gare.objective import Loss
 from gare.train.distributed import Processes, join, leave
 from gare.train.gradient_step import Encode, PairBatch, compute_gradients, make_encode
+from gare.train.log_sinks import open_sinks
 from gare.train.optimizers import build_optimizer, learning_rate_factor, set_learning_rate
 from gare.train.run_config import RunConfig
 from gare.train.run_log import RunLog
@@ -68,6 +70,7 @@ def train(
     resume: bool = False,
     device: torch.device | None = None,
     observers: Sequence[Observer] = (),
+    log_to: Sequence[str] = (),
 ) -> Path:
     """Train as the recipe says, and return the folder of the best model.
 
@@ -76,6 +79,7 @@ def train(
     Args:
         resume: go on from the last checkpoint, as if nothing had happened.
         observers: called around every step.
+        log_to: trackers that get the metrics too, "wandb" or "trackio"; they have their extras.
     """
     processes = join(device)
     _claim(folder, config, resume, processes)
@@ -91,7 +95,9 @@ def train(
             remove_unfinished(folder / CHECKPOINTS)
     observers = observers if processes.is_main else ()
 
-    with _explain_full_disk(folder), RunLog(folder, state.progress, enabled=processes.is_main) as log:
+    sinks = open_sinks(log_to, folder, config.to_values()) if processes.is_main else []
+    is_main = processes.is_main
+    with _explain_full_disk(folder), RunLog(folder, state.progress, enabled=is_main, sinks=sinks) as log:
         if damage and processes.is_main:
             log.say(damage)
         frames = open_frames(model, source, config, processes, log.preparing)
@@ -108,7 +114,7 @@ def train(
                     if state.progress.step == num_steps or epoch % config.evaluate_every == 0:
                         metrics = _evaluate(state, source, frames, config)
                         log.evaluation(state.progress.step, config.selection_split, metrics)
-                        _keep_if_best(state, metrics, config, folder / BEST)
+                        _keep_if_best(state, metrics, config, source, folder / BEST)
                     state.close_epoch()
                     log.flush()
                     state.save(folder / CHECKPOINTS)
@@ -225,14 +231,23 @@ def _evaluate(
         return evaluate_scores(scored.scores_TV, scored.video_of_text)
 
 
-def _keep_if_best(state: TrainState, metrics: TwoWayMetrics, config: RunConfig, folder: Path) -> None:
+def _keep_if_best(
+    state: TrainState, metrics: TwoWayMetrics, config: RunConfig, source: FrameSource, folder: Path
+) -> None:
     score = metrics.text_to_video["pessimistic"].recall_at_1
     if not state.improved(score):
         return
     selection = {"selected_on": config.selection_split, "step": state.progress.step, "recall_at_1": score}
     with atomic.replacing_folder(folder) as part:  # the model and what is said of it change together
         with state.averaged() as model:
-            model.save_pretrained(part)
+            results = results_of_training(
+                metrics,
+                model,
+                dataset=source.manifest.header.name,
+                split=config.selection_split,
+                seed=config.seed,
+            )
+            model.save_pretrained(part, model_card_kwargs={"results": results})
         (part / "selection.json").write_text(json.dumps({**selection, "seed": config.seed}) + "\n")
 
 

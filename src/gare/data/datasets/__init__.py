@@ -16,7 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gare.data.datasets import activitynet, captioned_images, didemo, msrvtt, msvd, own_csv
+from gare.data.datasets import (
+    activitynet,
+    captioned_images,
+    didemo,
+    hub_dataset,
+    msrvtt,
+    msvd,
+    own_csv,
+    webdataset_shards,
+)
 from gare.data.manifest import Manifest
 from gare.registry import Registry
 
@@ -46,6 +55,8 @@ DATASETS: Registry[Reader] = Registry(
         "flickr8k": captioned_images.read_flickr8k,
         "coco": captioned_images.read_coco,
         "csv": own_csv.read,
+        "huggingface": hub_dataset.read,
+        "webdataset": webdataset_shards.read,
     },
 )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gare.data.annotation_files import Problems
 from gare.data.containers import VIDEO_SUFFIXES
-from gare.data.frame_images import IMAGE_SUFFIXES
 from gare.data.manifest import Counts, Header, Manifest, Row, Split
+from gare.data.packed_members import IMAGE_SUFFIXES
 from gare.errors import DataError
 
 Captions = Mapping[str, Sequence[str]]
