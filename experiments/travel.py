@@ -10,6 +10,7 @@ makes travel/1, travel/2, …, each one file of at most --most megabytes. There,
 HOME has data (manifests beside their frames; train and val, not test), src, recipes and experiments (as
 committed) and packages (the towers, in half precision, as their PyPI packages hold them). What --also names
 comes along as it is. Code and towers are in the first pieces: work can begin before the data is there.
+Where the code is there already (a machine that gets the working tree), --without-code leaves it out.
 """
 
 from __future__ import annotations
@@ -44,18 +45,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--most", type=float, default=60.0, help="megabytes a piece")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="folders, such as saved models")
+    parser.add_argument("--without-code", action="store_true", help="neither src, recipes nor experiments")
     chosen = parser.parse_args()
     if any(folder.is_absolute() or ".." in folder.parts for folder in chosen.also):
         parser.error("--also takes folders below this one: they have the same path there")
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        archived = subprocess.run(
-            ["git", "archive", "HEAD", "src", "recipes", "experiments"],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-        )
-        subprocess.run(["tar", "-x", "-C", str(home)], input=archived.stdout, check=True)
+        if not chosen.without_code:
+            copy_code(home)
         for tower in TOWERS:
             copy_tower(tower, home / "packages")
         for folder in chosen.also:
@@ -66,6 +63,13 @@ def main() -> None:
             copy_data(read_dataset(reader, described, videos=source), source, home / "data" / name)
         first = [path.name for path in home.iterdir() if path.name != "data"]
         cut_up(home, [*first, "data"], chosen.out, int(chosen.most * 1e6))
+
+
+def copy_code(target: Path) -> None:
+    """What is committed, without tests and docs."""
+    command = ["git", "archive", "HEAD", "src", "recipes", "experiments"]
+    archived = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", str(target)], input=archived.stdout, check=True)
 
 
 def copy_tower(name: str, target: Path) -> None:

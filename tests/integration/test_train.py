@@ -386,6 +386,23 @@ def test_dropped_words_are_others_every_epoch(manifest):
     assert any(len(caption.split()) == 1 for caption in said[0])
 
 
+def test_swapped_words_are_the_same_words_in_another_order(manifest):
+    settings = recipe(manifest, batch_size=8)
+    settings["data"] = {**settings["data"], "frames": {"name": "preload", "word_swaps": 0.5}}
+    config = RunConfig.load(settings)
+    model, source = build_model(config, ALONE), open_source(config.data)
+    said: list[list[str]] = []
+    tokenize = model.encoder.tokenize
+    model.encoder.tokenize = lambda texts: said.append(list(texts)) or tokenize(texts)
+    frames = open_frames(model, source, config, ALONE, print)
+    plain = source.manifest.captions("train")
+    for epoch in (0, 1, 2, 3):
+        (batch,) = frames.batches(epoch)
+        for caption, video in zip(said[-1], batch.video_index.tolist(), strict=True):
+            assert sorted(caption.split()) == sorted(plain[video].split())
+    assert not {caption for captions in said for caption in captions} <= set(plain)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

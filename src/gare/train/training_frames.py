@@ -127,7 +127,7 @@ class PreloadedFrames:
         num_planning = min(config.data.num_workers, _PLANNING)
         captions = source.manifest.captions("train")
         self._plans: DataLoader[tuple[list[str], Plan]] = DataLoader(
-            _Plans(planner, captions, video_index, chosen.word_dropout),
+            _Plans(planner, captions, video_index, chosen.word_dropout, chosen.word_swaps),
             sampler=self._sampler,
             batch_size=None,
             num_workers=num_planning,
@@ -272,13 +272,22 @@ class _Plans(Dataset[tuple[list[str], Plan]]):
     """The captions of a batch as they are to be read, and what is done to its pictures."""
 
     def __init__(
-        self, planner: Planner, captions: Sequence[str], video_index: Sequence[int], word_dropout: float
+        self,
+        planner: Planner,
+        captions: Sequence[str],
+        video_index: Sequence[int],
+        word_dropout: float,
+        word_swaps: float,
     ) -> None:
         self._planner, self._captions, self._video_index = planner, captions, video_index
-        self._word_dropout = word_dropout
+        self._word_dropout, self._word_swaps = word_dropout, word_swaps
 
     def __getitem__(self, draws: Sequence[Draw]) -> tuple[list[str], Plan]:
         captions = [drop_words(self._captions[draw.row], self._word_dropout, draw.seed) for draw in draws]
+        captions = [
+            swap_words(caption, self._word_swaps, draw.seed)
+            for caption, draw in zip(captions, draws, strict=True)
+        ]
         return captions, self._planner.plan([self._video_index[draw.row] for draw in draws], draws)
 
 
@@ -294,6 +303,24 @@ def drop_words(caption: str, share: float, seed: int) -> str:
     words = caption.split()
     kept = [word for word in words if chance.random() >= share]
     return " ".join(kept or words[:1])
+
+
+def swap_words(caption: str, share: float, seed: int) -> str:
+    """The caption with neighbouring words in each other's place where chance says so; no word moves twice.
+
+    >>> swap_words("a brown dog catches a frisbee", 0.5, seed=3)
+    'brown a catches dog a frisbee'
+    """
+    if not share:
+        return caption
+    chance = random.Random(f"swap {seed}")  # other numbers than those that drop words
+    words, place = caption.split(), 0
+    while place < len(words) - 1:
+        if chance.random() < share:
+            words[place], words[place + 1] = words[place + 1], words[place]
+            place += 1
+        place += 1
+    return " ".join(words)
 
 
 def _as_it_is(planned: tuple[list[str], Plan]) -> tuple[list[str], Plan]:
