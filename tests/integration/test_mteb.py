@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from clips import write_video
+from dual_encoders import save_family
 from gare import GARE, GareConfig
 from gare.errors import EvaluationError
 
@@ -174,6 +175,15 @@ def test_pair_scores_rank_a_task_as_our_own_scores_do(model, videos, queries, co
     for number, name in enumerate(queries["id"]):
         scores = torch.tensor([task.results[name][f"d{place}"] for place in range(len(videos))])
         torch.testing.assert_close(scores, model.score(text, video)[number], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gare-mini", "clip"])
+def test_the_shipped_model_and_one_of_transformers(name, videos, queries, corpus, tmp_path):
+    given = name if name == "gare-mini" else save_family(name, tmp_path)
+    own = GARE.from_pretrained(given)
+    expected = ndcg_at_10(own.score(*own_features(own, videos)), RELEVANT, "q", "d")
+    found = run(MtebSearch(given), LocalRetrieval("t2v", queries, corpus, RELEVANT))
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_videos_find_texts_and_pictures_are_videos(model, videos, queries, corpus):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from clips import numbered_image, read_number, steady, write_video
 from gare.cli.main import app
 from gare.data.datasets import read_dataset
 from gare.data.frame_cache import FrameCache
+from gare.data.loader import FrameSource
 from gare.data.manifest import Counts
 from gare.data.video import read_frames, source_exists
 from gare.errors import DataError, VideoError
+from gare.train import RunConfig, train
+from toy_data import recipe
 
 SECONDS = (2.0, 3.0, 1.5, 2.5)
 
@@ -294,16 +299,17 @@ def test_ids_and_lists_of_captions_and_pictures(tmp_path):
     assert read_dataset("huggingface", tmp_path / "pictures").captions("train") == ["a", "b", "d", "c"]
 
 
-def test_a_prepared_dataset_trains(clips, tmp_path):
-    """The frames are cached: training reads neither the dataset nor the library."""
+def test_a_dataset_is_read_prepared_and_trained_on_without_its_library(clips, tmp_path, monkeypatch):
+    """And without torchcodec: so no code of theirs, or of the dataset, can run."""
     video_dataset(clips, [0, 1, 2, 3]).save_to_disk(str(tmp_path / "saved"))
+    for name in ("datasets", "torchcodec"):
+        monkeypatch.setitem(sys.modules, name, None)
     prepare("huggingface", "--annotations", tmp_path / "saved", "--out", tmp_path / "out", "--hold-out", 1)
-    from gare.data.loader import FrameSource, load_gallery
-
     source = FrameSource.open(tmp_path / "out", num_frames=3)
     assert source.manifest.counts == {"train": Counts(3, 3), "val": Counts(1, 1)}
-    batches = list(load_gallery(source, "train", image_size=32, batch_size=2))
-    assert sum(len(batch) for batch in batches) == 3
+    config = RunConfig.load(recipe(tmp_path / "out", epochs=1, batch_size=2))
+    best = train(config, tmp_path / "run", device=torch.device("cpu"))
+    assert (best / "model.safetensors").is_file()
 
 
 def test_datasets_that_do_not_fit_are_refused_with_what_to_do(clips, tmp_path):
