@@ -89,6 +89,7 @@ class ProvenSearch:
             state = _Search(self._upper_bounds(query, ids, keys), wanted)
             self._score_next(query, ids, state, size)
             self._refine(query, ids, keys, state)
+        self._score(query, ids, state, state.likely(size))
         while self._score_next(query, ids, state, size):
             size = min(2 * size, _MOST_AT_ONCE)
         # What the score of a damaged item was, nobody knows.
@@ -137,10 +138,12 @@ class ProvenSearch:
 
     def _score_next(self, query: EncodedQuery, ids: Sequence[str], state: _Search, size: int) -> bool:
         """Score the items with the highest bounds; False where none can be a hit."""
-        batch = state.left()[:size]
+        return self._score(query, ids, state, state.left()[:size])
+
+    def _score(self, query: EncodedQuery, ids: Sequence[str], state: _Search, batch: Sequence[int]) -> bool:
         if batch:
             check_deadline()
-            state.add(batch, self._score(query, [ids[place] for place in batch]))
+            state.add(batch, self._ranking(query, [ids[place] for place in batch]))
         return bool(batch)
 
     def _refine(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], state: _Search) -> None:
@@ -160,8 +163,8 @@ class ProvenSearch:
 
     def _key_bounds(
         self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], places: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The most that items can score by their keys, and which items: those of `places` that have keys."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of `places` have keys, the most that they can score by them, and the least."""
         place_V = torch.tensor(places, dtype=torch.long)
         with self._lock:
             if self._keys is None:
@@ -172,14 +175,16 @@ class ProvenSearch:
                 missing = dict(zip(names, (ids[place] for place in places), strict=True))
                 self._keys.make(missing, self._table, self.on_progress)
             blocks = list(self._keys.blocks(names))
-        found, upper = [place_V[:0]], [torch.zeros(0, dtype=torch.float64)]
+        found, none = [place_V[:0]], torch.zeros(0, dtype=torch.float64)
+        upper, lower = [none], [none]
         assert query.text is not None
         for cards, rows, items in blocks:
             check_deadline()
             bounds = self._model.interaction.key_bounds(query.text, cards.balls, cards.keys)
             upper.append(_weighted(query, bounds).cpu()[rows])
+            lower.append(-_weighted(query, ScoreBounds(-bounds.upper_TV, -bounds.lower_TV)).cpu()[rows])
             found.append(place_V[items])
-        return torch.cat(found), torch.cat(upper)
+        return torch.cat(found), torch.cat(upper), torch.cat(lower)
 
     def _can_start_with_keys(self, ids: Sequence[str], keys: Sequence[str]) -> bool:
         """Whether the first rung was of no use before, and nearly all items have their second."""
@@ -214,7 +219,7 @@ class ProvenSearch:
             return _likeness_bound(query.like_D, cards)
         return _weighted(query, self._model.interaction.bounds(query.text, cards))
 
-    def _score(self, query: EncodedQuery, ids: Sequence[str]) -> Ranking:
+    def _ranking(self, query: EncodedQuery, ids: Sequence[str]) -> Ranking:
         table = self._damaged.read_vectors(ids)
         if not len(table):
             return Ranking.nothing()  # deleted while we searched
@@ -228,6 +233,7 @@ class _Search:
 
     def __init__(self, upper_V: Tensor, wanted: int) -> None:
         self._upper_V, self._wanted = upper_V, wanted
+        self._lower_V = torch.full_like(upper_V, -torch.inf)
         self._is_scored_V = torch.zeros(len(upper_V), dtype=torch.bool)
         self._is_refined_V = torch.zeros(len(upper_V), dtype=torch.bool)
         self.best = Ranking.nothing()
@@ -245,8 +251,15 @@ class _Search:
         self._is_scored_V[list(places)] = True
         self.best = self.best.merged(ranking, self._wanted) if len(ranking) else self.best
 
-    def refine(self, places: Tensor, upper: Tensor) -> None:
+    def likely(self, size: int) -> list[int]:
+        """Items with the highest lower bounds: their scores rule out others that would be scored first."""
+        place_V = (self._is_refined_V & ~self._is_scored_V).nonzero()[:, 0]
+        best: list[int] = place_V[self._lower_V[place_V].topk(min(size, len(place_V))).indices].tolist()
+        return best
+
+    def refine(self, places: Tensor, upper: Tensor, lower: Tensor) -> None:
         """Narrower bounds of some items."""
+        self._lower_V[places] = lower
         self._upper_V[places] = torch.minimum(self._upper_V[places], upper)
         self._is_refined_V[places] = True
 
