@@ -66,6 +66,19 @@ def test_bench_search_times_every_stage(tmp_path):
     assert "making" not in again.stderr
 
 
+def test_bench_exact_compares_with_float64_and_with_a_real_library(tmp_path):
+    sizes = "--items 300 --queries 6 --batch 4 --check 6 --dim 32 --frames 3 --scale 10 --device cpu"
+    result = run(*f"bench exact {sizes} --library 2 --folder {tmp_path / 'x'} --json".split())
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    assert numbers["case"]["scale"] == 10
+    assert (numbers["num_compared"], numbers["num_equal"], numbers["bounds_broken"]) == (6, 6, 0)
+    assert 10 <= numbers["scored"] <= 300
+    assert numbers["library"]["num_same"] == 2
+    for name in ("first_pass_ms", "keys_ms", "rescoring_ms", "certificate_ms", "read_ms", "product_ms"):
+        assert numbers[name] > 0
+
+
 def test_bench_serve_asks_a_real_server():
     sizes = "--items 300 --dim 16 --frames 3 --clients 4 --seconds 0.5 --batch 4"
     result = run(*f"bench serve {sizes} --json".split())
@@ -103,6 +116,7 @@ def test_bench_scoring_prints_a_table():
     [
         ("bench scoring --dtype int8", "is not one of float32"),
         ("bench scoring --device tpu", "is not a device"),
+        ("bench exact --pooling maximum", "is not one of mean"),
         ("bench scoring --device cuda:9", "use --device cpu"),
         ("bench scoring --texts 0", "greater than or equal to 1"),
         ("bench scorign", "No such command"),

@@ -13,7 +13,9 @@ import torch
 import gare
 from gare.errors import QueryError
 from gare.library.library import model_stamp
+from gare.library.search import key_table, proven_search
 from gare.library.search.bound_table import BoundTable
+from gare.library.search.key_table import KeyTable
 from gare.library.search.search_request import SearchRequest
 from gare.library.search.searcher import Searcher
 from gare.library.search.stage1 import plain_vectors
@@ -206,6 +208,117 @@ def test_bounds_are_kept_on_the_machine_and_a_broken_file_is_made_anew(
     file.write_bytes(content[: len(content) // 2])
     assert count_made(Searcher(library.store, library.model)) == NUM_ITEMS
     assert count_made(Searcher(library.store, library.model)) == 0
+
+
+# --- the second rung ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys for whatever the first rung leaves, in a library too small to need them."""
+    monkeypatch.setattr(proven_search, "_FEW", 0)
+    monkeypatch.setattr(proven_search, "_FIRST", 8)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+@pytest.mark.parametrize(
+    "interaction",
+    [
+        {"pooling": "text_conditioned", "num_heads": 2},
+        {"corrected_side": "video"},
+        {"context": "words"},
+        {"normalise": True, "mask_frames": False},
+        {"pooling": "mean", "gap_direction": "text_minus_video"},
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+@pytest.mark.usefixtures("eager")
+def test_with_keys_it_is_the_list_of_float64(interaction, scale, tmp_path) -> None:
+    with gare.Library.open(
+        tmp_path / "library", model=make_model(scale, name="gare", **interaction)
+    ) as library:
+        fill(library)
+        refined = 0
+        for query in QUERIES:
+            hits = library.search(query, top=5, exact=True)
+            expected = in_double(library, query)[:5]
+            assert [hit.id for hit in hits] == [item for item, _ in expected]
+            assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-12)
+            assert hits.certificate is not None
+            refined += hits.certificate.num_refined
+        assert refined or scale == 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_keys_spare_scores_where_increments_are_long(library: gare.Library) -> None:
+    """Weights ten times as large: the second rung rules out most of what the first one leaves."""
+    make_long(library)
+    proof = library.search("a dog runs", top=3, exact=True).certificate
+    assert proof is not None
+    assert 2 * (proof.num_scored - 8) < proof.num_refined
+
+
+def make_long(library: gare.Library) -> None:
+    with torch.no_grad():
+        for parameter in library.model.interaction.parameters():
+            parameter *= 10
+
+
+@pytest.mark.usefixtures("eager")
+def test_keys_are_kept_and_a_broken_chunk_is_made_anew(
+    library: gare.Library, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_long(library)
+    request = SearchRequest(words="two cars", top=3, exact=True)
+    expected = library.searcher.search(request)
+    (chunk,) = cache.glob("*-keys/*.safetensors")
+    made: list[int] = []
+    make = KeyTable._make_part
+    monkeypatch.setattr(
+        KeyTable, "_make_part", lambda self, ids, table: made.append(len(ids)) or make(self, ids, table)
+    )
+    assert Searcher(library.store, library.model).search(request) == expected
+    assert not made
+    content = bytearray(chunk.read_bytes())
+    content[-1] ^= 1  # one bit of a number
+    chunk.write_bytes(content)
+    assert Searcher(library.store, library.model).search(request) == expected
+    assert made
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_memory_does_not_hold_is_scored(library: gare.Library, monkeypatch) -> None:
+    make_long(library)
+    monkeypatch.setattr(key_table, "_memory", lambda: 0)
+    hits = library.search("two cars", top=3, exact=True)
+    assert [hit.id for hit in hits] == [item for item, _ in in_double(library, "two cars")[:3]]
+    assert hits.certificate is not None
+
+
+# --- proven at no cost --------------------------------------------------------------------------------------
+
+
+def test_bounds_that_are_there_prove_an_ordinary_search(library: gare.Library) -> None:
+    with torch.no_grad():
+        library.model.interaction.increment_net.output.weight *= 0.01
+    assert library.search("two cars", top=3, candidates=200).certificate is None  # nobody made bounds yet
+    exact = library.search("two cars", top=3, exact=True)
+    found = library.search("two cars", top=3, candidates=200)
+    assert found.certificate is not None
+    assert found.certificate.num_scored == 200
+    assert [hit.id for hit in found] == [hit.id for hit in exact]
+    assert library.audit(["two cars", "a dog runs"]).proven_share == 1.0
+
+
+def test_where_stage_1_is_the_score_a_scan_is_a_proof(tmp_path: Path) -> None:
+    with gare.Library.open(tmp_path / "library", model=make_model(name="mean")) as library:
+        fill(library)
+        hits = library.search("two cars", top=3, candidates=20)
+        assert hits.certificate is not None
+        assert (hits.certificate.num_items, hits.certificate.num_scored) == (NUM_ITEMS, 20)
+        assert [hit.id for hit in hits] == [
+            hit.id for hit in library.search("two cars", top=3, exhaustive=True)
+        ]
 
 
 def test_an_ordinary_search_says_when_everything_was_scored(library: gare.Library) -> None:

@@ -18,10 +18,10 @@ def median_ms(
     function()
     times: list[float] = []
     while len(times) < least or (sum(times) < 1000 * seconds and len(times) < 200):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         function()
-        _wait(device)
+        wait_for(device)
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 
@@ -39,6 +39,7 @@ def peak_memory_gb() -> float:
     return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until all that was asked of a GPU is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

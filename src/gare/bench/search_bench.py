@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from gare.bench.bench_timing import peak_memory_gb
-from gare.bench.synthetic_library import Say, clustered_vectors, make_library, synthetic_model
+from gare.bench.synthetic_library import Say, make_library
+from gare.bench.synthetic_vectors import clustered_vectors, synthetic_model
 from gare.interaction.interaction import score_in_blocks
 from gare.library.library import Library
 from gare.library.search.query_language import Term
@@ -76,7 +77,7 @@ def benchmark_search(
         started = time.perf_counter()
         library = stack.enter_context(Library.open(place, model=model))
         texts = _query_vectors(dim, queries + 1)
-        _search(library.searcher, _encoded(texts[-1]), candidates)
+        _search(library.searcher, encoded_vector(texts[-1]), candidates)
         first = 1000 * (time.perf_counter() - started)
         say("searching")
         return _measure(library, texts[:queries], candidates, first, frames)
@@ -101,11 +102,11 @@ def _measure(
         _search(searcher, query, candidates)
 
     for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
-        _search(searcher, _encoded(vector), candidates)
+        _search(searcher, encoded_vector(vector), candidates)
     peak_gb = peak_memory_gb()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):
-        sentence, query = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", _encoded(vector)
+        sentence, query = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", encoded_vector(vector)
         timed("search", words_to_hits, sentence, query, candidates)
         timed("plain_search", words_to_hits, f"{sentence} once more", query, 10)
         timed("encode", model.encode_text, [sentence])
@@ -138,7 +139,8 @@ def _search(searcher: Searcher, query: EncodedQuery, candidates: int) -> None:
     searcher.show([searcher.find(request, query=query)])
 
 
-def _encoded(vector: np.ndarray) -> EncodedQuery:
+def encoded_vector(vector: np.ndarray) -> EncodedQuery:
+    """A query whose text has this vector."""
     text = TextFeatures.from_vectors(torch.from_numpy(vector)[None])
     return EncodedQuery(stage1_queries(text.text_TD)[0].numpy(), text, torch.ones(1))
 

@@ -19,7 +19,8 @@ from urllib.parse import quote_plus, urlsplit
 
 import numpy as np
 
-from gare.bench.synthetic_library import Say, make_library, synthetic_model
+from gare.bench.synthetic_library import Say, make_library
+from gare.bench.synthetic_vectors import synthetic_model
 from gare.errors import ServeError
 from gare.library.search.stage1 import AUDIT_SENTENCES
 

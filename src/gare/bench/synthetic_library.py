@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from gare.bench.synthetic_vectors import clustered_frames
 from gare.library.library import Library
 from gare.library.search.stage1 import plain_vectors
 from gare.library.store.row_checksums import frames_checksum
 from gare.library.store.store_schema import file_schema, frame_schema, item_id, item_schema
-from gare.model import GARE, GareConfig
+from gare.model import GARE
 from gare.types import VideoFeatures
 
 if TYPE_CHECKING:
@@ -25,20 +26,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _ROWS_AT_ONCE = 2_000
-_CLUSTERS = 400
 _WHEN = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def synthetic_model(dim: int, frames: int) -> GARE:
-    """GARE on the mini encoder, untrained: the same weights every time."""
-    torch.manual_seed(0)
-    config = {
-        "encoder": {"name": "mini", "dim": dim},
-        "temporal": {"num_layers": 0},
-        "interaction": {"pooling": "text_conditioned"},
-        "num_frames": frames,
-    }
-    return GARE(GareConfig.load(config)).eval()
 
 
 def make_library(place: Path, model: GARE, num_items: int, say: Say) -> None:
@@ -51,26 +39,13 @@ def make_library(place: Path, model: GARE, num_items: int, say: Say) -> None:
             library.maintain()
 
 
-def clustered_vectors(generator: np.random.Generator, count: int, dim: int) -> np.ndarray:
-    """Unit vectors in clusters with a decaying spectrum, as embeddings have; cluster centres are fixed."""
-    scale = 1 / np.sqrt(1 + np.arange(dim) / 20)
-    centres = np.random.default_rng(0).normal(size=(_CLUSTERS, dim)) * scale
-    vectors = (
-        centres[generator.integers(_CLUSTERS, size=count)] + 0.7 * generator.normal(size=(count, dim)) * scale
-    )
-    unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit.astype(np.float32)
-
-
 def _fill(store: Store, num_items: int, dim: int, frames: int, say: Say) -> None:
     import pyarrow as pa
 
     generator = np.random.default_rng(2)
     for start in range(store.count(), num_items, _ROWS_AT_ONCE):
         count = min(_ROWS_AT_ONCE, num_items - start)
-        means_VD = clustered_vectors(generator, count, dim)
-        noise = generator.normal(size=(count, frames, dim)).astype(np.float32) * (0.3 / np.sqrt(dim))
-        frames_VFD = (means_VD[:, None] + noise).astype("<f2")
+        frames_VFD = clustered_frames(generator, count, frames, dim)
         video = VideoFeatures(
             torch.from_numpy(frames_VFD).float(), torch.ones(count, frames, dtype=torch.bool)
         )

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
 from gare.cli.options import choose_device
 from gare.extras import require
@@ -25,6 +26,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KEY_DTYPES = {"int8": torch.int8, "int16": torch.int16} | DTYPES
 
 
 @app.callback()
@@ -196,6 +198,103 @@ def search(
         table.add_row(label, f"{spread.p50:.1f}", f"{spread.p95:.1f}")
     Console().print(table)
     typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
+
+
+@app.command()
+def exact(
+    items: int = typer.Option(20_000, min=100, help="Items."),
+    queries: int = typer.Option(64, min=1, help="Texts searched for."),
+    batch: int = typer.Option(16, min=1, help="Texts answered together."),
+    check: int = typer.Option(16, min=0, help="Lists compared with all items scored in float64."),
+    top: int = typer.Option(10, min=1, help="Items in a list."),
+    dim: int = typer.Option(512, min=8, help="Width of the embedding."),
+    frames: int = typer.Option(12, min=1, help="Frames per item."),
+    scale: float = typer.Option(1.0, min=0, help="How many times larger all weights of the interaction are."),
+    pooling: str = typer.Option("text_conditioned", help="mean or text_conditioned."),
+    side: str = typer.Option("text", help="Which vector the increment is added to: text or video."),
+    keys: str = typer.Option("int16", help=f"How keys are kept: {', '.join(KEY_DTYPES)}."),
+    library: int = typer.Option(
+        0, min=0, help="Ask a real library this many times with --exact and --exhaustive too."
+    ),
+    folder: Path | None = typer.Option(None, help="Keep that library here and use it again."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N; the real library is asked on a CPU."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+) -> None:
+    """Time exact search with its proof, rung by rung, beside the bare reading of the same bytes.
+
+    Examples:
+
+        gare bench exact
+
+        gare bench exact --items 100000 --scale 10 --library 10
+
+        gare bench exact --items 1000000 --queries 16 --check 0 --device cuda --json
+    """
+    from gare.bench.exact_bench import ExactCase, benchmark_exact, compare_library
+
+    for value, choices, name in (
+        (pooling, ("mean", "text_conditioned"), "--pooling"),
+        (side, ("text", "video"), "--side"),
+        (keys, tuple(KEY_DTYPES), "--keys"),
+    ):
+        if value not in choices:
+            raise typer.BadParameter(f"'{value}' is not one of {', '.join(choices)}", param_hint=name)
+    say = Console(stderr=True, highlight=False).print
+    case = ExactCase(items, dim, frames, top, scale, pooling, side)
+    result = benchmark_exact(
+        case,
+        queries=queries,
+        batch=min(batch, queries),
+        check=check,
+        key_dtype=KEY_DTYPES[keys],
+        device=choose_device(device),
+        say=say,
+    )
+    if library:
+        compared = compare_library(case, queries=library, folder=folder, say=say)
+        result = dataclasses.replace(result, library=compared)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+    else:
+        _print_exact(result)
+
+
+def _print_exact(result: ExactBenchmark) -> None:
+    case = result.case
+    table = Table(
+        title=f"{case.num_items:,} items, {case.frames} × {case.dim}, {result.batch} texts at once, "
+        f"weights × {case.scale:g}",
+        caption=f"{result.device}, torch {result.torch}; {result.bytes_an_item / 1000:.1f} KB an item, "
+        f"made in {result.prepare_s:.0f} s",
+    )
+    for column in ("", "ms"):
+        table.add_column(column, justify="right" if column else "left")
+    names = {
+        "first_pass_ms": "first rung: two products a pair",
+        "keys_ms": "second rung: keys",
+        "rescoring_ms": "exact scores in float64",
+        "certificate_ms": "certificate",
+        "read_ms": "floor: reading the same bytes",
+        "product_ms": "floor: the matrix product, F + 2 vectors",
+    }
+    for name, label in names.items():
+        table.add_row(label, f"{getattr(result, name):.1f}")
+    Console().print(table)
+    typer.echo(
+        f"scored {result.scored:.1f} of {case.num_items:,} items for a top {case.top} (most "
+        f"{result.scored_most:,}; the first rung alone leaves {result.left_by_ball:.0f})"
+    )
+    if result.num_compared:
+        typer.echo(
+            f"{result.num_equal:,} of {result.num_compared:,} lists are those of float64 over all items; "
+            f"{result.bounds_broken} scores outside their bounds"
+        )
+    if found := result.library:
+        typer.echo(
+            f"a real library: --exact {found.exact_ms:.0f} ms, --exhaustive {found.exhaustive_ms:.0f} ms "
+            f"({found.ratio:.1f}×); {found.num_same} of {found.num_queries} lists the same; "
+            f"{found.scored:.0f} items scored; the first search took {found.first_exact_s:.0f} s"
+        )
 
 
 @app.command()

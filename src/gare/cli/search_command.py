@@ -139,7 +139,7 @@ def search(
             sys.stdout.buffer.flush()
         elif hits:
             Console(width=None if sys.stdout.isatty() else _NO_TERMINAL_WIDTH).print(_table(hits))
-        if exact and hits.certificate is not None:
+        if hits.certificate is not None:
             _stderr.print(_proof(hits.certificate), style="dim", markup=False)
         if not hits:
             _explain_nothing(opened, where, min_score)

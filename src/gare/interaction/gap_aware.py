@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gare.interaction import gap_aware_factored as factored
+from gare.interaction.gap_aware_bounds import GapAwareBounds
 from gare.interaction.gap_aware_cards import GapAwareCards, IncrementCard, gap_aware_cards
-from gare.interaction.increment_ball import increment_ball
+from gare.interaction.increment_keys import KeyCards
 from gare.interaction.increment_net import IncrementNet, multiply_adds
 from gare.interaction.interaction import (
     FastScoring,
@@ -36,19 +37,7 @@ from gare.interaction.interaction import (
 from gare.interaction.mean_pooling import MeanPooling, MeanPoolingConfig
 from gare.interaction.pooled_cosine import PoolCard, PooledCosine, mean_weights, weighted_mean
 from gare.interaction.query_first import QueryFirst
-from gare.interaction.score_bounds import (
-    LEAST_LENGTH,
-    SLACK,
-    Balls,
-    BoundCards,
-    Interval,
-    ScoreBounds,
-    angle_of,
-    cosine_bounds,
-    length_of,
-    product_interval,
-    square_of,
-)
+from gare.interaction.score_bounds import BoundCards, ScoreBounds
 from gare.interaction.score_cards import ScoreCards, features_of
 from gare.interaction.text_conditioned import TextConditionedConfig, TextConditionedPooling
 from gare.settings import PositiveFloat, PositiveInt, Range
@@ -319,53 +308,28 @@ class GapAware(Interaction):
     def bound_cards(self, video: VideoFeatures, dtype: torch.dtype = torch.float32) -> BoundCards | None:
         if self.config.query != "gap":
             return None  # the length of an increment is then a function of the pair that was not bounded
-        pooled = self.pooling.pooled_balls(video, dtype)
-        if self.config.context == "words":
-            return BoundCards.join(pooled, None)
-        kept = self.pooling.without_padding(video)
-        attended_VF = video.mask_VF if self.config.mask_frames else torch.ones_like(video.mask_VF)
-        return BoundCards.join(pooled, self._increment_balls(kept.frames_VFD, attended_VF, dtype))
+        return self._bounds.ball_cards(video, dtype)
 
     def bounds(self, text: TextFeatures, cards: BoundCards) -> ScoreBounds:
-        if self.config.query != "gap":
-            return super().bounds(text, cards)
-        text_TD, pooled = text.text_TD, cards.pooled
-        text_sq, pooled_sq = (
-            square_of(text_TD.double().norm(dim=-1, keepdim=True)),
-            square_of(pooled.length_O),
+        return (
+            super().bounds(text, cards) if self.config.query != "gap" else self._bounds.by_ball(text, cards)
         )
-        text_pooled = product_interval(text_TD, pooled)
-        pooled_radius = self.pooling.pooled_radius(text_TD, pooled)
-        if cards.increment is not None:
-            assert cards.between_O is not None
-            increment_sq, radius = square_of(cards.increment.length_O), cards.increment.radius_O
-            text_increment = product_interval(text_TD, cards.increment)
-            scale = cards.increment.length_O * pooled.length_O
-            pooled_increment = Interval.of(cards.between_O, SLACK * scale)
-        else:  # the words of a text: one ball a text
-            balls = self._increment_balls(text.words_TWD, text.mask_TW, torch.float64)
-            increment_sq, radius = square_of(balls.length_O[:, None]), balls.radius_O[:, None]
-            own_T1 = torch.linalg.vecdot(text_TD.double(), balls.centre_OD)[:, None]
-            scale = text_TD.double().norm(dim=-1, keepdim=True) * balls.length_O[:, None]
-            text_increment = Interval.of(own_T1, SLACK * scale)
-            pooled_increment = product_interval(balls.centre_OD, pooled)
-        if self.config.corrected_side == "text":
-            shifted_sq = text_sq + text_increment.doubled() + increment_sq
-            width = angle_of(radius, length_of(shifted_sq)) + angle_of(pooled_radius, length_of(pooled_sq))
-            return cosine_bounds(text_pooled + pooled_increment, shifted_sq, pooled_sq, width)
-        shifted_sq = pooled_sq + pooled_increment.doubled() + increment_sq
-        width = angle_of(radius + pooled_radius, length_of(shifted_sq))
-        return cosine_bounds(text_pooled + text_increment, text_sq, shifted_sq, width)
 
-    def _increment_balls(self, context_OCD: Tensor, mask_OC: Tensor, dtype: torch.dtype) -> Balls:
-        centre_OD, radius_O = increment_ball(context_OCD, mask_OC, self.increment_net.weights())
-        if self.config.normalise:
-            length_O = centre_OD.norm(dim=-1)
-            is_one_sided_O = radius_O + LEAST_LENGTH < length_O
-            angle_O = (radius_O / length_O.clamp_min(1e-30)).clamp_max(1).asin()
-            radius_O = torch.where(is_one_sided_O, 2 * (angle_O / 2).sin(), torch.full_like(angle_O, 2))
-            centre_OD = F.normalize(centre_OD, dim=-1)
-        return Balls.around(centre_OD, radius_O, dtype)
+    @property
+    def has_keys(self) -> bool:
+        return self.config.query == "gap"
+
+    def key_cards(
+        self, video: VideoFeatures, cards: BoundCards, dtype: torch.dtype = torch.float32
+    ) -> KeyCards | None:
+        return self._bounds.key_cards(video, cards, dtype) if self.has_keys else None
+
+    def key_bounds(self, text: TextFeatures, cards: BoundCards, keys: KeyCards) -> ScoreBounds:
+        return self._bounds.by_keys(text, cards, keys)
+
+    @property
+    def _bounds(self) -> GapAwareBounds:
+        return GapAwareBounds(self.config, self.pooling, self.increment_net.weights())
 
     # --- analysis -------------------------------------------------------------------------------------------
 

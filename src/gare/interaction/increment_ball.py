@@ -61,8 +61,10 @@ def increment_ball(context_OCD: Tensor, mask_OC: Tensor, net: IncrementWeights) 
     # ζ and its image under W.
     r0_OHD = at_even(r_OHCD)
     zeta0_OD = r0_OHD.sum(dim=1) + c_D * even2_O[:, None]
-    image0_OD = after(zeta0_OD)
-    image_off_O = largest(after(r_OHCD - r0_OHD[:, :, None]).norm(dim=-1)) + after(c_D).norm() * off2_O
+    image_OHCD, image_c_D = after(r_OHCD), after(c_D)
+    even_image_OHD = at_even(image_OHCD)
+    image0_OD = even_image_OHD.sum(dim=1) + image_c_D * even2_O[:, None]
+    image_off_O = largest((image_OHCD - even_image_OHD[:, :, None]).norm(dim=-1)) + image_c_D.norm() * off2_O
 
     # N, what LayerNorm 3 divides by, times σ2 √D.
     unit0_OD = F.normalize(zeta0_OD, dim=-1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from gare.interaction.score_bounds import BoundCards, ScoreBounds
 from gare.interaction.score_cards import FrameCards, ScoreCards, features_of
 from gare.settings import Settings
 from gare.types import FrameWeights, PairScores, TextFeatures, VideoFeatures
+
+if TYPE_CHECKING:
+    from gare.interaction.increment_keys import KeyCards
 
 FastScoring = Literal["vectors", "products", "none"]
 """How exact scores are had faster than by running the whole interaction on each pair:
@@ -160,6 +163,24 @@ class Interaction(nn.Module, ABC):
     def bounds(self, text: TextFeatures, cards: BoundCards) -> ScoreBounds:
         """Between which two numbers each score [T, V] lies, from few products; `docs/proof.md` proves it."""
         raise ValueError(f"no bounds are known for the interaction '{self.config.name}'")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is a second rung of bounds, `key_bounds`."""
+        return False
+
+    def key_cards(
+        self, video: VideoFeatures, cards: BoundCards, dtype: torch.dtype = torch.float32
+    ) -> KeyCards | None:
+        """What `key_bounds` needs of each video besides `cards`, its `bound_cards`.
+
+        None where there is no second rung. Vectors are kept in `dtype`; torch.int8 is one.
+        """
+        return None
+
+    def key_bounds(self, text: TextFeatures, cards: BoundCards, keys: KeyCards) -> ScoreBounds:
+        """Bounds as of `bounds`, narrower, from a product with every frame; `docs/proof.md` proves them."""
+        raise ValueError(f"the interaction '{self.config.name}' has no keys")
 
     def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> FrameWeights:
         """How much each frame counts in each score: T × V × F numbers. By default, each real frame alike.

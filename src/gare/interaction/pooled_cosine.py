@@ -26,6 +26,7 @@ from gare.interaction.interaction import (
 )
 from gare.interaction.pair_blocks import block_budget, each_block, full_precision, products
 from gare.interaction.score_bounds import (
+    SLACK,
     Balls,
     BoundCards,
     ScoreBounds,
@@ -161,11 +162,14 @@ class PooledCosine(Interaction):
         mean_VD = weighted_mean(kept.frames_VFD, mean_VF)
         if self.same_for_every_text:
             return Balls.around(mean_VD, mean_VD.new_zeros(len(video)), dtype)
-        off_VF = (kept.frames_VFD - mean_VD[:, None]).norm(dim=-1)
-        radius_V = off_VF.masked_fill(~video.mask_VF, 0).amax(dim=1)
+        off_VFD = (kept.frames_VFD - mean_VD[:, None]).masked_fill(~video.mask_VF[..., None], 0)
+        radius_V = off_VFD.norm(dim=-1).amax(dim=1)
         if not self.masks_padding:  # the weights of real frames may add up to less than one
-            radius_V = torch.maximum(radius_V, mean_VD.norm(dim=-1))
-        return Balls.around(mean_VD, radius_V, dtype)
+            return Balls.around(mean_VD, torch.maximum(radius_V, mean_VD.norm(dim=-1)), dtype)
+        # The covariance of D numbers has the eigenvalues of this F × F matrix.
+        gram_VFF = off_VFD @ off_VFD.mT * mean_VF.amax(dim=1)[:, None, None]
+        spread_V = torch.linalg.eigvalsh(gram_VFF)[:, -1].clamp_min(0) + SLACK * radius_V.square()
+        return Balls.around(mean_VD, radius_V, dtype, spread_V)
 
     def pooled_radius(self, text_TD: Tensor, pooled: Balls) -> Tensor:
         """How far from the mean frame a text can pool to, [T, V] or [V]: no farther than the ball."""

@@ -43,19 +43,21 @@ class Balls:
     """float64; what storing the centre in its precision has moved is part of it."""
     length_O: Tensor
     """float64: of the centre as it is stored."""
+    moved_O: Tensor
+    """float64: how far the centre has been moved by storing it."""
+    spread_O: Tensor
+    """float64: the largest variance of the owner's frames in any direction; zero where it does not matter."""
 
     @classmethod
-    def around(cls, centre_OD: Tensor, radius_O: Tensor, dtype: torch.dtype) -> Balls:
+    def around(
+        cls, centre_OD: Tensor, radius_O: Tensor, dtype: torch.dtype, spread_O: Tensor | None = None
+    ) -> Balls:
         """Balls whose centres are stored in `dtype`."""
         stored_OD = centre_OD.to(dtype)
-        moved_O = (stored_OD.double() - centre_OD.double()).norm(dim=-1)
-        return cls(stored_OD, (radius_O.double() + moved_O) * (1 + SLACK), stored_OD.double().norm(dim=-1))
-
-    @property
-    def moved_O(self) -> Tensor:
-        """At most so far has a centre been moved by storing it."""
-        numbers = torch.finfo(self.centre_OD.dtype)
-        return numbers.eps * (self.length_O + self.centre_OD.shape[-1] * numbers.smallest_normal)
+        moved_O = (stored_OD.double() - centre_OD.double()).norm(dim=-1) * (1 + SLACK)
+        radius_O = (radius_O.double() + moved_O) * (1 + SLACK)
+        spread_O = torch.zeros_like(moved_O) if spread_O is None else spread_O.double()
+        return cls(stored_OD, radius_O, stored_OD.double().norm(dim=-1), moved_O, spread_O)
 
 
 @dataclass(frozen=True)
@@ -108,22 +110,54 @@ class Interval:
         """Twice the number."""
         return Interval(2 * self.low, 2 * self.high)
 
+    def times(self, factor: Interval) -> Interval:
+        """Times a number that is not negative."""
+        return Interval(
+            torch.minimum(self.low * factor.low, self.low * factor.high)
+            - SLACK * self.low.abs() * factor.high,
+            torch.maximum(self.high * factor.low, self.high * factor.high)
+            + SLACK * self.high.abs() * factor.high,
+        )
+
+    @property
+    def mT(self) -> Interval:
+        """The same with its last two dimensions exchanged."""
+        return Interval(self.low.mT, self.high.mT)
+
+
+def product_dtype() -> torch.dtype:
+    """What products are summed in: float32, or float64 where torch may shorten it to TF32 or bfloat16."""
+    # torch 2.9 and later; before, these have no such setting.
+    backends = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    is_full = all(getattr(backend, "fp32_precision", "none") in ("none", "ieee") for backend in backends)
+    try:
+        is_full = is_full and torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # both ways to set it were used
+        is_full = False
+    return torch.float32 if is_full else torch.float64
+
+
+def product_error(dim: int, dtype: torch.dtype) -> float:
+    """What a product of two vectors may be off as a share of their lengths, summed in float32 or float64.
+
+    However a sum of D products is ordered, its error is at most γ|x||y| with γ = Du / (1 − Du) and u = 2⁻²⁴
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). Two u more are for a text that has
+    to be rounded.
+    """
+    terms = (dim + 2) * (2.0**-53 if dtype == torch.float64 else 2.0**-24)
+    return terms / (1 - terms)
+
 
 def product_interval(text_TD: Tensor, balls: Balls) -> Interval:
     """The products [T, O] of texts with stored centres, and what float32 may have lost of them.
 
-    However a sum of D products is ordered, its error is at most γ|x||y| with γ = Du / (1 − Du) and u = 2⁻²⁴
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). Two u more are for a text that has
-    to be rounded, the last term for numbers too small for float32.
+    Besides `product_error` that is what numbers too small for float32 add up to.
     """
     is_double = text_TD.dtype == balls.centre_OD.dtype == torch.float64
-    dtype, unit = (torch.float64, 2.0**-53) if is_double else (torch.float32, 2.0**-24)
-    terms = (text_TD.shape[-1] + 2) * unit
+    dtype, dim = torch.float64 if is_double else product_dtype(), text_TD.shape[-1]
     product_TO = (text_TD.to(dtype) @ balls.centre_OD.to(dtype).mT).double()
     length_T1 = text_TD.double().norm(dim=-1, keepdim=True)
-    return Interval.of(
-        product_TO, terms / (1 - terms) * length_T1 * balls.length_O + text_TD.shape[-1] * 1e-37
-    )
+    return Interval.of(product_TO, product_error(dim, dtype) * length_T1 * balls.length_O + dim * 1e-37)
 
 
 def cosine_bounds(product: Interval, left_sq: Interval, right_sq: Interval, width: Tensor) -> ScoreBounds:
@@ -142,9 +176,10 @@ def cosine_bounds(product: Interval, left_sq: Interval, right_sq: Interval, widt
     low = torch.where(product.low >= 0, product.low / long, product.low / short)
     least_angle = high.clamp(-1, 1).acos() - width
     most_angle = low.clamp(-1, 1).acos() + width
+    # What is not a number, after numbers too large for a precision, is no bound.
     return ScoreBounds(
-        lower_TV=(most_angle.clamp(max=torch.pi).cos() - SLACK).clamp_min(-1),
-        upper_TV=(least_angle.clamp(min=0).cos() + SLACK).clamp_max(1),
+        lower_TV=(most_angle.clamp(max=torch.pi).cos() - SLACK).clamp_min(-1).nan_to_num(nan=-1.0),
+        upper_TV=(least_angle.clamp(min=0).cos() + SLACK).clamp_max(1).nan_to_num(nan=1.0),
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -120,3 +120,45 @@ def _copy_owners(part: Any, whole: Any, start: int) -> None:
             theirs[start : start + len(ours)] = ours
         elif is_dataclass(ours) and not isinstance(ours, Settings):
             _copy_owners(ours, theirs, start)
+
+
+# --- any dataclass of tensors -------------------------------------------------------------------------------
+
+
+def flat_tensors(cards: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Every tensor of a dataclass of tensors and of other such dataclasses, by a name with dots."""
+    tensors: dict[str, Tensor] = {}
+    for field in fields(cards):
+        value = getattr(cards, field.name)
+        if isinstance(value, Tensor):
+            tensors[prefix + field.name] = value
+        elif is_dataclass(value):
+            tensors |= flat_tensors(value, f"{prefix}{field.name}.")
+    return tensors
+
+
+def from_flat(kind: type[Card], tensors: Mapping[str, Tensor], prefix: str = "") -> Card:
+    """The dataclass whose `flat_tensors` these are; what is optional and not there is None."""
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        kinds = [part for part in get_args(hint) or (hint,) if part is not type(None)]
+        if len(get_args(hint)) > 1 and not any(key.startswith(prefix + name) for key in tensors):
+            values[name] = None
+        elif kinds[0] is Tensor:
+            values[name] = tensors[prefix + name]
+        else:
+            values[name] = from_flat(kinds[0], tensors, f"{prefix}{name}.")
+    return kind(**values)
+
+
+def cat_cards(parts: Sequence[Card]) -> Card:
+    """The cards of all parts one after the other; all have the same number of frames."""
+    if len(parts) == 1:
+        return parts[0]
+    flat = [flat_tensors(part) for part in parts]
+    return from_flat(type(parts[0]), {name: torch.cat([part[name] for part in flat]) for name in flat[0]})
+
+
+def num_bytes(cards: Any) -> int:
+    """How much memory cards take."""
+    return sum(tensor.nbytes for tensor in flat_tensors(cards).values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gare.interaction.pooled_cosine import PooledCosine, PooledCosineConfig
-from gare.interaction.score_bounds import Balls
+from gare.interaction.score_bounds import SLACK, Balls
 from gare.settings import PositiveFloat
 
 
@@ -30,12 +30,15 @@ class TextConditionedPooling(PooledCosine):
     same_for_every_text = False
 
     def pooled_radius(self, text_TD: Tensor, pooled: Balls) -> Tensor:
-        """Weights differ by at most e^2κ − 1 of their own, κ = |t| ρ / temperature."""
+        """λ (e^2κ − 1) / 2ρ with κ = |t| ρ / temperature and λ the largest variance of the frames."""
         if not self.masks_padding:
             return pooled.radius_O
         length_T1 = text_TD.double().norm(dim=-1, keepdim=True)
         kappa_TO = length_T1 * pooled.radius_O / self.config.pooling_temperature
-        return torch.minimum(pooled.radius_O, torch.expm1(2 * kappa_TO) * pooled.radius_O + pooled.moved_O)
+        # (e^2κ − 1) / 2κ is at least one, and one where the ball has no radius.
+        growth_TO = torch.expm1(2 * kappa_TO.clamp_min(1e-9)) / (2 * kappa_TO.clamp_min(1e-9))
+        reach_TO = pooled.spread_O * length_T1 / self.config.pooling_temperature * growth_TO * (1 + SLACK)
+        return torch.minimum(pooled.radius_O, reach_TO + pooled.moved_O)
 
     def weights(self, logits_VFT: Tensor, mask_VF: Tensor) -> Tensor:
         padding_VF1 = ~mask_VF[..., None]

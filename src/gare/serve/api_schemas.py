@@ -75,6 +75,7 @@ class Certificate(BaseModel):
     num_scored: int = Field(description="Items whose exact score was computed.")
     last_score: float | None = Field(description="The lowest score needed; null when all were scored.")
     next_bound: float | None = Field(description="What no other item can reach; null when all were scored.")
+    num_refined: int = Field(default=0, description="Items whose second, narrower bound was needed.")
 
 
 class Results(BaseModel):

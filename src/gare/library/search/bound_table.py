@@ -10,23 +10,20 @@ Shapes: V items, D embedding.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from gare.atomic import replacing
-from gare.interaction.score_bounds import Balls, BoundCards
+from gare.interaction.score_bounds import BoundCards
+from gare.interaction.score_cards import cat_cards
+from gare.library.search.card_file import load_cards, save_cards
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline
-from gare.library.store.row_checksums import vectors_sum
 from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.types import block_slices
@@ -53,12 +50,27 @@ class BoundTable:
         self._cards: BoundCards | None = None
         self._file = None
         if folder is not None:
-            name = hashlib.blake2b(f"{store.uri}\n{store.stamp.fingerprint}".encode(), digest_size=12)
-            self._file = folder / f"{name.hexdigest()}.safetensors"
-            self._load(self._file)
+            self._file = _file_of(store, folder)
+            if found := load_cards(self._file, BoundCards):
+                self._rows = {key: row for row, key in enumerate(found[0])}
+                self._cards = found[1].to(model.device)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __contains__(self, frames_key: str) -> bool:
+        return frames_key in self._rows
+
+    def rows(self, frames_keys: Sequence[str]) -> BoundCards:
+        """The cards of items that are in the table."""
+        assert self._cards is not None
+        rows = torch.tensor([self._rows[key] for key in frames_keys], dtype=torch.long)
+        return self._cards[rows.to(self._cards.pooled.radius_O.device)]
+
+    def fill(self, ids: Sequence[str], frames_keys: Sequence[str], on_progress: Progress) -> bool:
+        """Make what is missing; False where no bounds are known for this interaction."""
+        missing = {key: item for key, item in zip(frames_keys, ids, strict=True) if key not in self._rows}
+        return not missing or self._make(missing, on_progress)
 
     def cards(
         self, ids: Sequence[str], frames_keys: Sequence[str], on_progress: Progress = lambda done, total: None
@@ -67,16 +79,14 @@ class BoundTable:
 
         Damaged items have none. None: no bounds are known for this interaction.
         """
-        missing = {key: item for key, item in zip(frames_keys, ids, strict=True) if key not in self._rows}
-        if missing and not self._make(missing, on_progress):
+        if not self.fill(ids, frames_keys, on_progress) or self._cards is None:
             return None
-        if self._cards is None:
-            return None
-        places = [place for place, key in enumerate(frames_keys) if key in self._rows]
-        rows = torch.tensor([self._rows[frames_keys[place]] for place in places], dtype=torch.long)
+        row_V = torch.tensor([self._rows.get(key, -1) for key in frames_keys], dtype=torch.long)
+        places = (row_V >= 0).nonzero()[:, 0]
+        rows = row_V[places]
         if len(rows) == len(self._cards) and torch.equal(rows, torch.arange(len(rows))):
-            return self._cards, torch.tensor(places)
-        return self._cards[rows.to(self._cards.pooled.radius_O.device)], torch.tensor(places)
+            return self._cards, places
+        return self._cards[rows.to(self._cards.pooled.radius_O.device)], places
 
     @torch.no_grad()
     def _make(self, missing: dict[str, str], on_progress: Progress) -> bool:
@@ -107,59 +117,26 @@ class BoundTable:
         return True
 
     def _add(self, keys: Sequence[str], parts: Sequence[BoundCards]) -> None:
-        self._cards = _cat([*([] if self._cards is None else [self._cards]), *parts])
+        self._cards = cat_cards([*([] if self._cards is None else [self._cards]), *parts])
         self._rows |= {key: row for row, key in enumerate(keys, start=len(self._rows))}
         if self._file is not None:
             with suppress(OSError):  # a disk that is full or read-only costs time at the next start
-                self._save(self._file)
-
-    # --- the file -------------------------------------------------------------------------------------------
-
-    def _save(self, file: Path) -> None:
-        assert self._cards is not None
-        tensors = {name: tensor.contiguous() for name, tensor in _flat(self._cards).items()}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as place:
-            save_file(
-                tensors, place, {"keys": json.dumps(list(self._rows)), "sums": json.dumps(_sums(tensors))}
-            )
-
-    def _load(self, file: Path) -> None:
-        """Take what the file has; one that cannot be read is made anew."""
-        try:
-            with safe_open(file, "pt") as opened:
-                keys = json.loads(opened.metadata()["keys"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-                sums = json.loads(opened.metadata()["sums"])
-            cards = _from_flat(tensors)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return
-        if len(cards) == len(keys) and sums == _sums(tensors):
-            self._cards = cards.to(self._model.device)
-            self._rows = {key: row for row, key in enumerate(keys)}
+                save_cards(self._file, list(self._rows), self._cards)
 
 
-def _sums(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """A bit that flips in the file must not make a proof wrong."""
-    return {name: vectors_sum(tensor.cpu().numpy().tobytes()) for name, tensor in tensors.items()}
+def table_name(store: Store) -> str:
+    """The name under which this machine keeps what it made of a library, for this model."""
+    name = hashlib.blake2b(f"{store.uri}\n{store.stamp.fingerprint}".encode(), digest_size=12)
+    return name.hexdigest()
 
 
-def _cat(parts: Sequence[BoundCards]) -> BoundCards:
-    flat = [_flat(part) for part in parts]
-    return _from_flat({name: torch.cat([part[name] for part in flat]) for name in flat[0]})
+def kept_bytes(store: Store, folder: Path | None) -> int:
+    """How large the table of a library is on this machine; 0 where there is none."""
+    try:
+        return 0 if folder is None else _file_of(store, folder).stat().st_size
+    except OSError:
+        return 0
 
 
-def _flat(cards: BoundCards) -> dict[str, Tensor]:
-    tensors = {f"pooled.{name}": value for name, value in vars(cards.pooled).items()}
-    if cards.increment is not None:
-        tensors |= {f"increment.{name}": value for name, value in vars(cards.increment).items()}
-    return tensors
-
-
-def _from_flat(tensors: dict[str, Tensor]) -> BoundCards:
-    balls = {
-        part: Balls(*(tensors[f"{part}.{name}"] for name in ("centre_OD", "radius_O", "length_O")))
-        for part in ("pooled", "increment")
-        if f"{part}.centre_OD" in tensors
-    }
-    return BoundCards.join(balls["pooled"], balls.get("increment"))
+def _file_of(store: Store, folder: Path) -> Path:
+    return folder / f"{table_name(store)}.safetensors"

@@ -4,6 +4,9 @@ Items are scored in the order of their upper bounds. Once the next bound lies be
 wanted, no item that is left can be a hit. Scores are computed in float64, so the list is that of exhaustive
 scoring in float64.
 
+Bounds are a ladder. The first rung needs two products an item. Where it leaves many, those get the second,
+which needs their keys (`key_table.py`).
+
 Shapes: K terms, V items.
 """
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from gare.interaction.score_bounds import (
     BoundCards,
+    ScoreBounds,
     angle_of,
     cosine_bounds,
     length_of,
@@ -26,9 +30,10 @@ from gare.interaction.score_bounds import (
     square_of,
 )
 from gare.library.filters import Filter
-from gare.library.search.bound_table import BoundTable, Progress
+from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
+from gare.library.search.key_table import KeyTable
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
 from gare.library.search.search_hit import Certificate
@@ -38,10 +43,17 @@ from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.types import block_slices
 
+FLOAT32_ERROR = 1e-5
+"""What a score of an ordinary search may be off: a proof of its list leaves room for that."""
 _FIRST = 64
 _MOST_AT_ONCE = 2048
 _ITEMS_A_BLOCK = 8192  # of bounds: their vectors in float32 are 16 MB at D = 512
 _ROUNDING = 1e-12  # of scores in float64
+_FEW = 512  # items that are scored sooner than their keys are looked up
+_TRIAL = 4096  # items after which keys that rule out next to nothing are given up
+_LEAST_GAIN = 0.1
+_MOST_AT_NO_COST = 4096  # items whose first bounds an ordinary search computes: a few milliseconds
+_SMALL_FILE = 64 * 2**20  # bytes of bounds that it reads for that, once
 
 
 class ProvenSearch:
@@ -57,6 +69,8 @@ class ProvenSearch:
         self._store, self._model, self._scorer = store, model, scorer
         self._damaged, self._folder = damaged, folder
         self._table: BoundTable | None = None
+        self._keys: KeyTable | None = None
+        self._starts_with_keys = False
         self._lock = threading.Lock()
         self.on_progress: Progress = lambda done, total: None
         """Called while the bounds of new items are made."""
@@ -67,30 +81,118 @@ class ProvenSearch:
         ids, keys = self._items(where)
         if not ids:
             return replace(Ranking.nothing(), certificate=Certificate(0, 0))
-        upper_V = self._upper_bounds(query, ids, keys)
-        order = upper_V.argsort(descending=True).tolist()
-        best, num_scored, size = Ranking.nothing(), 0, max(_FIRST, 2 * wanted)
-        while num_scored < len(order):
-            # While fewer than wanted are known, every bound is above "the last".
-            last = best.scores[wanted - 1] if len(best) >= wanted else -float("inf")
-            batch = [
-                place for place in order[num_scored : num_scored + size] if upper_V[place] >= last - _ROUNDING
-            ]
-            if not batch:
-                break
-            check_deadline()
-            best = best.merged(self._score(query, [ids[place] for place in batch]), wanted)
-            num_scored += len(batch)
+        size = max(_FIRST, 2 * wanted)
+        if query.text is not None and self._can_start_with_keys(ids, keys):
+            state = _Search(torch.full((len(ids),), torch.inf, dtype=torch.float64), wanted)
+            state.refine(*self._key_bounds(query, ids, keys, range(len(ids))))
+        else:
+            state = _Search(self._upper_bounds(query, ids, keys), wanted)
+            self._score_next(query, ids, state, size)
+            self._refine(query, ids, keys, state)
+        self._score(query, ids, state, state.likely(size))
+        while self._score_next(query, ids, state, size):
             size = min(2 * size, _MOST_AT_ONCE)
-        is_cut = num_scored < len(order)
-        certificate = Certificate(
-            num_items=len(ids),
-            num_scored=num_scored,
-            last_score=best.scores[-1] if is_cut else None,
-            next_bound=float(upper_V[order[num_scored]]) if is_cut else None,
-        )
         # What the score of a damaged item was, nobody knows.
-        return replace(best, certificate=None if len(self._damaged) else certificate)
+        certificate = None if len(self._damaged) else state.certificate()
+        return replace(state.best, certificate=certificate)
+
+    @torch.no_grad()
+    def certify(
+        self, query: EncodedQuery, ranking: Ranking, wanted: int, where: Filter | None
+    ) -> Certificate | None:
+        """The proof of what an ordinary search found, where bounds that are there already give it at once."""
+        table = self._small_table()
+        if table is None or len(ranking) < wanted:
+            return None
+        ids, keys = self._items(where)
+        if not all(key in table for key in keys):
+            return None
+        upper_V = self._upper_bounds(query, ids, keys)
+        scored = set(ranking.ids)
+        upper_V[[place for place, item in enumerate(ids) if item in scored]] = -torch.inf
+        last, bound = ranking.scores[wanted - 1], float(upper_V.max())
+        if bound >= last - FLOAT32_ERROR or len(self._damaged):
+            return None
+        if bound == -float("inf"):
+            return Certificate(len(ids), len(ids))
+        return Certificate(len(ids), len(ranking), last, bound)
+
+    def prepare(self) -> None:
+        """Make the first bounds of a small library, so that `certify` has them."""
+        ids, keys = self._items(None)
+        if 0 < len(ids) <= _MOST_AT_NO_COST:
+            with self._lock:
+                self._open_table().fill(ids, keys, self.on_progress)
+
+    def _open_table(self) -> BoundTable:
+        if self._table is None:
+            self._table = BoundTable(self._store, self._model, self._damaged, self._folder)
+        return self._table
+
+    def _small_table(self) -> BoundTable | None:
+        """The first bounds of a small library, where they were made before; nothing is made for them."""
+        if self._table is None and kept_bytes(self._store, self._folder) in range(1, _SMALL_FILE):
+            with self._lock:
+                self._open_table()
+        return self._table if self._table is not None and 0 < len(self._table) <= _MOST_AT_NO_COST else None
+
+    def _score_next(self, query: EncodedQuery, ids: Sequence[str], state: _Search, size: int) -> bool:
+        """Score the items with the highest bounds; False where none can be a hit."""
+        return self._score(query, ids, state, state.left()[:size])
+
+    def _score(self, query: EncodedQuery, ids: Sequence[str], state: _Search, batch: Sequence[int]) -> bool:
+        if batch:
+            check_deadline()
+            state.add(batch, self._ranking(query, [ids[place] for place in batch]))
+        return bool(batch)
+
+    def _refine(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], state: _Search) -> None:
+        """The second rung for what the first one leaves, as long as it rules out something."""
+        left = state.left()
+        if len(left) <= _FEW or query.text is None or not self._model.interaction.has_keys:
+            return
+        num_left = len(left)
+        for block in (left[:_TRIAL], left[_TRIAL:]):
+            state.refine(*self._key_bounds(query, ids, keys, block))
+            still = len(state.left())
+            if num_left - still < _LEAST_GAIN * len(block):
+                return
+            num_left = still
+        # A first rung that rules out next to nothing for this model is not asked again.
+        self._starts_with_keys = len(left) > (1 - _LEAST_GAIN) * len(ids)
+
+    def _key_bounds(
+        self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], places: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of `places` have keys, the most that they can score by them, and the least."""
+        place_V = torch.tensor(places, dtype=torch.long)
+        with self._lock:
+            if self._keys is None:
+                self._keys = KeyTable(self._store, self._model, self._damaged, self._folder)
+            assert self._table is not None
+            names = [keys[place] for place in places]
+            if self._keys.num_held(names) < len(names):
+                missing = dict(zip(names, (ids[place] for place in places), strict=True))
+                self._keys.make(missing, self._table, self.on_progress)
+            blocks = list(self._keys.blocks(names))
+        found, none = [place_V[:0]], torch.zeros(0, dtype=torch.float64)
+        upper, lower = [none], [none]
+        assert query.text is not None
+        for cards, rows, items in blocks:
+            check_deadline()
+            bounds = self._model.interaction.key_bounds(query.text, cards.balls, cards.keys)
+            upper.append(_weighted(query, bounds).cpu()[rows])
+            lower.append(-_weighted(query, ScoreBounds(-bounds.upper_TV, -bounds.lower_TV)).cpu()[rows])
+            found.append(place_V[items])
+        return torch.cat(found), torch.cat(upper), torch.cat(lower)
+
+    def _can_start_with_keys(self, ids: Sequence[str], keys: Sequence[str]) -> bool:
+        """Whether the first rung was of no use before, and nearly all items have their second."""
+        if not self._starts_with_keys or self._table is None or self._keys is None:
+            return False
+        with self._lock:
+            self._table.fill(ids, keys, self.on_progress)
+        return self._keys.num_held(keys) > (1 - _LEAST_GAIN) * len(keys)
 
     def _items(self, where: Filter | None) -> tuple[list[str], list[str]]:
         ids: list[str] = []
@@ -103,9 +205,7 @@ class ProvenSearch:
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:
         """The most that each item can score, [V]; infinite where no bound is known."""
         with self._lock:
-            if self._table is None:
-                self._table = BoundTable(self._store, self._model, self._damaged, self._folder)
-            cards = self._table.cards(ids, keys, self.on_progress)
+            cards = self._open_table().cards(ids, keys, self.on_progress)
         upper_V = torch.full((len(ids),), torch.inf, dtype=torch.float64)
         if cards is not None:
             known, places = cards
@@ -117,19 +217,67 @@ class ProvenSearch:
         if query.text is None:
             assert query.like_D is not None
             return _likeness_bound(query.like_D, cards)
-        bounds = self._model.interaction.bounds(query.text, cards)
-        weights_K1 = query.weights_K.double()[:, None]
-        return torch.where(weights_K1 > 0, weights_K1 * bounds.upper_TV, weights_K1 * bounds.lower_TV).sum(
-            dim=0
-        )
+        return _weighted(query, self._model.interaction.bounds(query.text, cards))
 
-    def _score(self, query: EncodedQuery, ids: Sequence[str]) -> Ranking:
+    def _ranking(self, query: EncodedQuery, ids: Sequence[str]) -> Ranking:
         table = self._damaged.read_vectors(ids)
         if not len(table):
             return Ranking.nothing()  # deleted while we searched
         found = table["id"].to_pylist()
         video = unpack_frames(table["vectors"], self._model.dim, self._model.device)
         return Ranking.by_score(found, self._scorer.score_double(query, video), video)
+
+
+class _Search:
+    """How far an exact search has come. Items are known by their places."""
+
+    def __init__(self, upper_V: Tensor, wanted: int) -> None:
+        self._upper_V, self._wanted = upper_V, wanted
+        self._lower_V = torch.full_like(upper_V, -torch.inf)
+        self._is_scored_V = torch.zeros(len(upper_V), dtype=torch.bool)
+        self._is_refined_V = torch.zeros(len(upper_V), dtype=torch.bool)
+        self.best = Ranking.nothing()
+
+    def left(self) -> list[int]:
+        """The items that can still be hits, highest bound first."""
+        # While fewer than wanted are known, every bound is above "the last".
+        last = self.best.scores[self._wanted - 1] if len(self.best) >= self._wanted else -float("inf")
+        left = ((self._upper_V >= last - _ROUNDING) & ~self._is_scored_V).nonzero()[:, 0]
+        order: list[int] = left[self._upper_V[left].argsort(descending=True, stable=True)].tolist()
+        return order
+
+    def add(self, places: Sequence[int], ranking: Ranking) -> None:
+        """These were scored."""
+        self._is_scored_V[list(places)] = True
+        self.best = self.best.merged(ranking, self._wanted) if len(ranking) else self.best
+
+    def likely(self, size: int) -> list[int]:
+        """Items with the highest lower bounds: their scores rule out others that would be scored first."""
+        place_V = (self._is_refined_V & ~self._is_scored_V).nonzero()[:, 0]
+        best: list[int] = place_V[self._lower_V[place_V].topk(min(size, len(place_V))).indices].tolist()
+        return best
+
+    def refine(self, places: Tensor, upper: Tensor, lower: Tensor) -> None:
+        """Narrower bounds of some items."""
+        self._lower_V[places] = lower
+        self._upper_V[places] = torch.minimum(self._upper_V[places], upper)
+        self._is_refined_V[places] = True
+
+    def certificate(self) -> Certificate:
+        """The proof, once no item is left."""
+        num_items, num_scored = len(self._upper_V), int(self._is_scored_V.sum())
+        num_refined = int(self._is_refined_V.sum())
+        if num_scored == num_items:
+            return Certificate(num_items, num_scored, num_refined=num_refined)
+        next_bound = float(self._upper_V[~self._is_scored_V].max())
+        return Certificate(num_items, num_scored, self.best.scores[-1], next_bound, num_refined)
+
+
+def _weighted(query: EncodedQuery, bounds: ScoreBounds) -> Tensor:
+    """The most that all terms of a query can add up to, [V]."""
+    weights_K1 = query.weights_K.double()[:, None]
+    upper_KV = torch.where(weights_K1 > 0, weights_K1 * bounds.upper_TV, weights_K1 * bounds.lower_TV)
+    return upper_KV.sum(dim=0)
 
 
 def _likeness_bound(like_D: Tensor, cards: BoundCards) -> Tensor:

@@ -71,6 +71,8 @@ class Certificate:
     """The lowest score that was needed; None when all items were scored."""
     next_bound: float | None = None
     """What no item that was left out can reach; None when all were scored."""
+    num_refined: int = 0
+    """Items for which two products were not enough, so that their keys were read."""
 
 
 class Hits(list[SearchHit]):

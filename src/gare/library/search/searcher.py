@@ -18,7 +18,7 @@ from gare.errors import DamagedLibraryError, QueryError
 from gare.library.filters import Filter
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
-from gare.library.search.proven_search import ProvenSearch
+from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
 from gare.library.search.query_vectors import EncodedQuery, QueryEncoder
 from gare.library.search.ranked_items import Ranking
@@ -28,6 +28,7 @@ from gare.library.search.stage1 import DEFAULT_CANDIDATES, recommended_candidate
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline, checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
+from gare.library.store.store_protocol import Hits as StoreHits
 from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.model.known_models import languages_of
@@ -171,7 +172,21 @@ class Searcher:
         ranking = Ranking.by_score(ids, self._scores(query, video, table), video)
         if len(found.ids) < wanted and not self.damaged:  # stage 1 had no more: every item was scored
             return replace(ranking, certificate=Certificate(len(found.ids), len(ids)))
-        return ranking
+        return replace(ranking, certificate=self._certify(query, request, found, ranking))
+
+    def _certify(
+        self, query: EncodedQuery, request: SearchRequest, found: StoreHits, ranking: Ranking
+    ) -> Certificate | None:
+        """The proof of what an ordinary search found, where it comes at no cost."""
+        if not self.model.interaction.stage1_is_exact:
+            return self.proven.certify(query, ranking, request.depth, request.filter)
+        if self.damaged or not found.is_exact or len(ranking) < request.depth:
+            return None
+        # The products that ranked the candidates are the scores.
+        last, bound = ranking.scores[request.depth - 1], float(found.scores[-1])
+        if bound > last - FLOAT32_ERROR:
+            return None
+        return Certificate(self.store.count(request.filter), len(ranking), last, bound)
 
     def _score_proven(self, query: EncodedQuery, request: SearchRequest) -> Ranking:
         """The best items, with the proof that no other belongs among them."""

@@ -538,7 +538,7 @@ def _read_all(snapshot: Snapshot, queries: np.ndarray, k: int, condition: str | 
     for batch in batches:
         vectors = batch["vector"].flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
         best.add(queries @ vectors.T, batch["_rowid"].to_numpy())
-    return [Hits(snapshot.rows.values_at("id", rows), scores) for scores, rows in best.results()]
+    return [Hits(snapshot.rows.values_at("id", rows), scores, True) for scores, rows in best.results()]
 
 
 # --- filters, in the SQL that Lance reads; values enter only as quoted literals -----------------------------

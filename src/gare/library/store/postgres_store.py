@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -243,7 +243,8 @@ class PostgresStore(Store):
                     if all(len(hit.ids) == min(k, num_matches) for hit in hits):
                         return hits
                 connection.execute("SET LOCAL enable_indexscan = off")
-                return [_nearest(connection, query, k, condition, values) for query in queries]
+                hits = [_nearest(connection, query, k, condition, values) for query in queries]
+                return [replace(hit, is_exact=True) for hit in hits]
 
         return self._link.run(find)
 

@@ -44,6 +44,8 @@ class Hits:
 
     ids: list[str]
     scores: np.ndarray
+    is_exact: bool = False
+    """Every item was compared, so no other has a larger product than the last of these."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Store(ABC):
             items = batch["vector"].flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
             best.add(queries @ items.T, np.arange(len(ids), len(ids) + batch.num_rows, dtype=np.uint64))
             ids += batch["id"].to_pylist()
-        return [Hits([ids[row] for row in rows.tolist()], scores) for scores, rows in best.results()]
+        return [Hits([ids[row] for row in rows.tolist()], scores, True) for scores, rows in best.results()]
 
     # --- the ledger and the notes ---------------------------------------------------------------------------
 
