@@ -105,7 +105,7 @@ class ProvenSearch:
         if table is None or len(ranking) < wanted:
             return None
         ids, keys = self._items(where)
-        if not all(key in table for key in keys):
+        if not ids or not all(key in table for key in keys):
             return None
         upper_V = self._upper_bounds(query, ids, keys)
         scored = set(ranking.ids)
