@@ -110,7 +110,7 @@ def before(name: str, folder: Path, config: str) -> None:
         _advance(state, 2)
         state.save(folder / "checkpoints")
     if name == "best model":
-        _keep(training_run, state, settings, folder, 0.25)
+        _keep(training_run, state, settings, folder, 1)
     if name == "results.json":
         _result(1).save(folder / "results.json")
 
@@ -128,7 +128,7 @@ def step(name: str, folder: Path, config: str) -> None:
         state.save(folder / "checkpoints")
     elif name in ("first best model", "best model"):
         state, settings = _state(config, 2)
-        _keep(training_run, state, settings, folder, 0.5)
+        _keep(training_run, state, settings, folder, 2)
     elif name == "last model":
         state, _ = _state(config, 2)
         with atomic.replacing_folder(folder / "last") as part:
@@ -236,11 +236,18 @@ def _advance(state: Any, num_steps: int) -> None:
         state.step()
 
 
-def _keep(training_run: Any, state: Any, settings: Any, folder: Path, score: float) -> None:
+def _keep(training_run: Any, state: Any, settings: Any, folder: Path, num_right: int) -> None:
+    """Keep the model as one that found so many of four videos first."""
     from types import SimpleNamespace
 
-    metrics = SimpleNamespace(text_to_video={"pessimistic": SimpleNamespace(recall_at_1=score)})
-    training_run._keep_if_best(state, metrics, settings, folder / "best")
+    import torch
+
+    from gare.evaluate.caption_protocols import evaluate_scores
+
+    right = torch.arange(4) < num_right
+    metrics = evaluate_scores(torch.diag(torch.where(right, 1.0, -1.0)), torch.arange(4))
+    source = SimpleNamespace(manifest=SimpleNamespace(header=SimpleNamespace(name="colours")))
+    training_run._keep_if_best(state, metrics, settings, source, folder / "best")
 
 
 def _result(seed: int) -> Any:
