@@ -177,6 +177,18 @@ def _test_features(head: Head, row: Row, test: Items) -> tuple[TextFeatures, Any
 # --- psi ---------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Products of float32: TF32 ("high") in training, as the protocol says; "highest" for what is told."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@products_in("high")
 def run_psi(
     out: Path,
     tasks: dict[str, Task],
@@ -190,7 +202,6 @@ def run_psi(
     start = time.monotonic()
     folder = out / CELLS
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_float32_matmul_precision("high")  # TF32 products while training, as the protocol says
     dim = next(iter(tasks.values())).train.text_TD.shape[1]
     programs = Programs(dim, compiled=compiled)
     for task in tasks.values():
@@ -214,17 +225,6 @@ def run_psi(
         eta = (now - start) / number * (len(left) - number)
         took = f"{seconds[first.row]:.1f} s; {now - start:.0f} s gone, about {eta:.0f} s left"
         print(f"[{number}/{len(left)}] {first.key}: {took}", flush=True)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products without TF32, for what is reported."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _stack(
@@ -252,7 +252,7 @@ def _run_group(
     stack = _stack(group, task, scale, batch_size, programs, scale.milestones)
     for steps in stack.train():
         with_bank = steps == scale.milestones[-1] and row.name in RESCORED_ROWS
-        with full_precision():
+        with products_in("highest"):
             found = [measure(head, row, task, with_bank=with_bank) for head in stack.heads()]
             depends = [variance_shares(head, row, task) for head in stack.heads()]
         for cell in group:
@@ -269,7 +269,7 @@ def _run_free(folder: Path, task: Task, row: Row, dim: int) -> None:
     cell = Cell(task.name, row.name, TEMPERATURES[0], FROZEN, 0)
     if not _file(folder, cell).is_file():
         (head,) = new_heads(row, dim, (0,))
-        with full_precision():
+        with products_in("highest"):
             ranks = measure(head.to(task.train.text_TD.device).eval(), row, task, with_bank=True)
         arrays = {f"{cell.key}/{direction}": _as_ranks([found]) for direction, found in ranks.items()}
         arrays[f"{task.name}/video_of_text"] = task.test.item_of_text.cpu().numpy().astype(np.uint16)
@@ -365,9 +365,9 @@ def make_vectors(data: Path, out: Path, *, device: torch.device, num_workers: in
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
+@products_in("high")
 def compile_programs(dim: int, device: torch.device, scale: Scale) -> None:
     """Fill the compiler's cache while the towers train; nothing is kept."""
-    torch.set_float32_matmul_precision("high")
     need = 2 * 3 * 4 * max(scale.batch_sizes)
     vectors = random_vectors(dim=dim, pictures=need, videos=need)
     tasks = {name: task.to(device) for name, task in make_tasks(vectors).items()}

@@ -43,6 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("highest")  # libraries and scripts set it for the whole process
 
 
 @pytest.fixture(scope="session")
