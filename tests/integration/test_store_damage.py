@@ -12,9 +12,9 @@ import torch
 
 from clips import steady, write_video
 from gare import GARE, GareConfig
-from gare.errors import LibraryError
+from gare.errors import DamagedLibraryError, LibraryError
 from gare.library.store import open_store
-from gare.library.store.lance_storage import explained
+from gare.library.store.lance_storage import explained, explanation
 from stores import STAMP, make_rows
 from warm import run_gare as gare
 
@@ -148,3 +148,17 @@ def test_one_flipped_bit_leaves_the_item_out_names_it_and_is_mended(place: Path,
     assert item in mended.stdout
     (mended,) = open_store(library, read_only=True).fetch([item], ["vectors"]).to_pylist()
     assert mended["vectors"] == row["vectors"]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_damage"),
+    [
+        ("External error: Lance reader producer terminated before end of stream", True),
+        ("Invalid user input: no such column, /build/rust/lance/src/scan.rs:1:2", True),
+        ("External error: Commit conflict for version 3, /build/rust/lance/src/commit.rs:1:2", False),
+        ("an argument of ours is wrong", False),
+    ],
+)
+def test_what_lance_refuses_to_read_is_damage(message: str, is_damage: bool) -> None:
+    found = explanation("library", ValueError(message))
+    assert isinstance(found, DamagedLibraryError) is is_damage

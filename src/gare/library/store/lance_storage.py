@@ -269,8 +269,9 @@ def explanation(uri: str, error: Exception) -> LibraryError | None:
             known.logged = meaning
             return known
     # Bytes break in more ways than anybody could list: what else Lance itself refuses to read is damage.
-    is_of_lance = _SOURCE_PLACE.search(str(error)) and not any(word in text for word in _NO_DAMAGE)
-    return damaged(uri, error) if is_of_lance or any(word in text for word in _DAMAGE) else None
+    is_of_lance = text.startswith("external error") or _SOURCE_PLACE.search(str(error)) is not None
+    is_damage = is_of_lance and not any(word in text for word in _NO_DAMAGE)
+    return damaged(uri, error) if is_damage or any(word in text for word in _DAMAGE) else None
 
 
 @contextlib.contextmanager
