@@ -113,9 +113,9 @@ class GapCards:
     """What LayerNorm 1 of the gap needs of each video besides its product with the text; float64."""
 
     variance_O: Tensor
-    """Of the numbers of the mean frame."""
+    """The variance of the mean frame over its dimensions."""
     level_O: Tensor
-    """Their mean."""
+    """The mean of the mean frame over its dimensions."""
     moved_O: Tensor
     """How far the mean frame lies from the stored one."""
 
@@ -214,7 +214,7 @@ class PairIncrements:
     y_OAP: Tensor
     share_OP: Tensor
     square_OP: Interval
-    """Of the length of the vector."""
+    """The squared length of the vector."""
     radius_OP: Tensor
     """At most so far from the vector lies the increment."""
     reach_OP: Tensor

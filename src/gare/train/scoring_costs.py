@@ -27,7 +27,7 @@ class ScoringCosts:
     """The cost of scoring, measured on random features of the model's size."""
 
     parameters: int
-    """Of the interaction, and of the model's transformer over frames where it has one."""
+    """Weights of the interaction, and of the model's transformer over frames where it has one."""
     flops_per_pair: float
     """Operations in training on 128 × 128 pairs, over their number."""
     milliseconds: float
