@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from gare.errors import ConfigError, QueryError, TimeLimitError
 from gare.library.filters import HasTag
+from gare.library.search.item_frames import ItemFrames, Span
 from gare.library.search.query_language import Term
 from gare.library.search.ranked_items import Ranking
 from gare.library.search.search_request import BadTextError, SearchRequest
@@ -85,13 +87,15 @@ def copies(num_items: int) -> Ranking:
     torch.manual_seed(0)
     frames = torch.randn(7, 3, 16)[torch.randint(7, (num_items,))] + 0.05 * torch.randn(num_items, 3, 16)
     video = VideoFeatures(frames, torch.ones(num_items, 3, dtype=torch.bool))
-    return Ranking.by_score([f"{n:04d}" for n in range(num_items)], torch.randn(num_items), video)
+    spans = [Span(f"/videos/{n}.mp4", 0.0, 1.0) for n in range(num_items)]
+    items = ItemFrames([f"{n:04d}" for n in range(num_items)], spans, video)
+    return Ranking.by_score(items, torch.randn(num_items))
 
 
 @pytest.mark.parametrize(("top", "offset"), [(1, 0), (3, 0), (10, 0), (2, 3)])
 def test_near_copies_are_folded_as_by_the_slow_reference(top, offset):
     ranking, request = copies(60), SearchRequest(words="a", unique=True, top=top, offset=offset)
-    folded = ranking.choose(request)
+    folded = {choice.place: choice.copies for choice in ranking.choose(request)[request.offset :]}
     assert folded == folded_one_by_one(ranking, request)
     assert any(folded.values())
 
@@ -101,3 +105,46 @@ def test_folding_ends_with_its_request():
     over.cancel()
     with over.active(), pytest.raises(TimeLimitError):
         copies(60).choose(SearchRequest(words="a", unique=True))
+
+
+# --- moments of one file -----------------------------------------------------------------------------------
+
+
+def ranked(*spans: tuple[str, float, float]) -> Ranking:
+    """Items in this order, best first."""
+    video = VideoFeatures(torch.ones(len(spans), 1, 4), torch.ones(len(spans), 1, dtype=torch.bool))
+    items = ItemFrames([f"{n:04d}" for n in range(len(spans))], [Span(*span) for span in spans], video)
+    return Ranking.by_score(items, torch.arange(len(spans), 0, -1).float())
+
+
+def places(ranking: Ranking, **asked: Any) -> list[tuple[int, list[int]]]:
+    chosen = ranking.choose(SearchRequest(words="a", **asked))
+    return [(choice.place, choice.others) for choice in chosen]
+
+
+FILM = [
+    ("film", 8, 12),
+    ("film", 10, 14),
+    ("clip", 0, 5),
+    ("film", 12, 16),
+    ("film", 40, 44),
+    ("film", 41, 43),
+]
+
+
+def test_a_file_is_one_hit_with_its_other_moments():
+    assert places(ranked(*FILM)) == [(0, [3, 4]), (2, [])]
+
+
+def test_each_moment_is_a_hit_where_that_is_asked_for():
+    assert places(ranked(*FILM), by="moment") == [(0, []), (2, []), (3, []), (4, [])]
+    assert places(ranked(*FILM), by="moment", top=2) == [(0, []), (2, [])]
+
+
+def test_other_moments_are_found_below_the_last_hit():
+    assert places(ranked(*FILM), top=1) == [(0, [3, 4])]
+
+
+def test_by_is_file_or_moment():
+    with pytest.raises(QueryError, match="file or moment"):
+        SearchRequest(words="a", by="scene")  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from gare.library.index.index_report import FileFailure, IndexProgress, IndexRep
 from gare.library.index.index_run import IndexOptions, index_folders
 from gare.library.model_change import change_to, encode_again, num_behind
 from gare.library.search.search_hit import Hits
-from gare.library.search.search_request import SearchRequest
+from gare.library.search.search_request import By, SearchRequest
 from gare.library.search.searcher import Searcher
 from gare.library.search.stage1 import recommended_candidates
 from gare.library.search.stage1_audit import Audit, audit
@@ -325,6 +325,7 @@ class Library:
         candidates: int | None = None,
         exhaustive: bool = False,
         exact: bool = False,
+        by: By = "file",
         unique: bool = False,
         explain: bool = False,
     ) -> Hits:
@@ -336,6 +337,7 @@ class Library:
             candidates: how many items are scored exactly; default: what the last audit recommends, or 256.
             exhaustive: score every item.
             exact: the same list as exhaustive, from far fewer scores; `hits.certificate` is its proof.
+            by: "file" gives a file once, with its best moment; "moment" as often as it matches.
             unique: fold near-copies into one hit.
             explain: tell what the increment changed.
         """
@@ -350,6 +352,7 @@ class Library:
             exhaustive=exhaustive,
             exact=exact,
             min_score=min_score,
+            by=by,
             unique=unique,
             explain=explain,
         )

@@ -278,7 +278,7 @@ class Engine:
         # First counted, then answered: whoever has an answer finds it in the numbers.
         self.metrics.search_seconds.observe(time.perf_counter() - started)
         for (task, request, ranking), hits in zip(rankings, shown, strict=True):
-            has_lost = not hits or len(hits) < len(ranking.ids)  # items that were there a moment ago
+            has_lost = not hits or len(hits) < len(ranking.choices)  # items that were there a moment ago
             if has_lost and not is_again and self._was_changed(searcher):
                 failed.append((task, request, LibraryError("these vectors are gone")))
             else:

@@ -10,10 +10,12 @@ import re
 import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from gare.errors import DamagedLibraryError
+from gare.library.search.item_frames import SCORE_COLUMNS
 from gare.library.store import Store, fetch_readable
 from gare.library.store.row_checksums import (
     CHECKSUM_COLUMN,
@@ -29,7 +31,6 @@ _log.addHandler(logging.NullHandler())  # without a log, as on the command line,
 _NAMED = 3
 _MOST_REMEMBERED = 10_000
 _ITEM_ID = re.compile("[0-9a-f]{20}")
-_COLUMNS = ("id", "frames_key", "vectors")
 
 
 class DamagedItems:
@@ -56,7 +57,7 @@ class DamagedItems:
             f"{shlex.quote(self._store.uri)}'"
         )
 
-    def read_vectors(self, ids: Sequence[str], columns: Sequence[str] = _COLUMNS) -> pa.Table:
+    def read_vectors(self, ids: Sequence[str], columns: Sequence[str] = SCORE_COLUMNS) -> pa.Table:
         """Rows of the items whose vectors are intact; columns as for `keep_intact`.
 
         Raises:
@@ -92,7 +93,7 @@ class DamagedItems:
             self._forget(table["id"].to_pylist())
         return table
 
-    def read_facts(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, object]]:
+    def read_facts(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Rows by id, without those that are damaged or gone. The columns hold all that a hit shows."""
         wanted = list(dict.fromkeys([*columns, "frames_key", CHECKSUM_COLUMN]))
         table, lost = fetch_readable(self._store, ids, wanted)

@@ -33,13 +33,13 @@ from gare.library.filters import Filter
 from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
+from gare.library.search.item_frames import ItemFrames
 from gare.library.search.key_table import KeyTable
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
 from gare.library.search.search_hit import Certificate
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline, checked
-from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.types import block_slices
 
@@ -223,9 +223,8 @@ class ProvenSearch:
         table = self._damaged.read_vectors(ids)
         if not len(table):
             return Ranking.nothing()  # deleted while we searched
-        found = table["id"].to_pylist()
-        video = unpack_frames(table["vectors"], self._model.dim, self._model.device)
-        return Ranking.by_score(found, self._scorer.score_double(query, video), video)
+        items = ItemFrames.of(table, self._model)
+        return Ranking.by_score(items, self._scorer.score_double(query, items.video))
 
 
 class _Search:

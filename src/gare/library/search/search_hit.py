@@ -11,10 +11,12 @@ HIT_COLUMNS = (
     "path",
     "start",
     "end",
+    "file_duration",
     "content",
     "width",
     "height",
     "modified",
+    "added",  # with it the checksum speaks for the duration too
     "tags",
     "times",
 )
@@ -31,6 +33,17 @@ class Explanation:
     plain_score: float
     radius: float | None
     """Length of the increment; None for a model without."""
+
+
+@dataclass(frozen=True)
+class OtherMoment:
+    """A part of the same file that matches too, but less."""
+
+    id: str
+    score: float
+    start: float
+    end: float
+    moment: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,11 @@ class SearchHit:
     height: int
     modified: str
     tags: tuple[str, ...]
+    file_duration: float = 0.0
+    """Seconds of the whole file."""
+    others: tuple[OtherMoment, ...] = ()
+    """Other moments of the file among the items that were scored, best first; none of them overlap. Empty
+    where every moment is a hit of its own."""
     duplicates: tuple[str, ...] = ()
     """Ids of near-copies that were folded into this hit."""
     explanation: Explanation | None = None
@@ -92,6 +110,7 @@ def make_hit(
     frame_weights: Sequence[float],
     duplicates: tuple[str, ...],
     explanation: Explanation | None,
+    others: tuple[OtherMoment, ...] = (),
 ) -> SearchHit:
     """A hit from a row of the store and what the search knows; frames beyond the real ones are padding."""
     times = tuple(float(time) for time in facts["times"])
@@ -111,9 +130,18 @@ def make_hit(
         height=facts["height"],
         modified=facts["modified"].isoformat(timespec="seconds"),
         tags=tuple(facts["tags"]),
+        file_duration=facts["file_duration"],
+        others=others,
         duplicates=duplicates,
         explanation=explanation,
     )
+
+
+def other_moment(facts: dict[str, Any], *, score: float, frame_scores: Sequence[float]) -> OtherMoment:
+    """A moment beside the best one of its file."""
+    times, start, end = facts["times"], facts["start"], facts["end"]
+    best = find_moment(times, frame_scores[: len(times)], start, end)
+    return OtherMoment(facts["id"], score, start, end, best)
 
 
 def find_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:

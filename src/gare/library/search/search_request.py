@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gare.errors import QueryError
 from gare.library.filters import Filter, parse_filter, simplify
@@ -15,6 +15,9 @@ from gare.types import VideoFeatures
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
+By = Literal["file", "moment"]
+"""`file`: a hit is a file, with its best moment and the others. `moment`: a file may be several hits."""
 
 MOST_FOLDED = 256
 """How far down the ranking near-copies are looked for, or four times as far as the last hit."""
@@ -83,6 +86,8 @@ class SearchRequest:
     exact: bool = False
     """Return the same list as `exhaustive`, with a proof instead of scoring every item."""
     min_score: float | None = None
+    by: By = "file"
+    """Whether a file is one hit, or each of its moments is."""
     unique: bool = False
     """Fold near-copies into one hit."""
     explain: bool = False
@@ -106,6 +111,8 @@ class SearchRequest:
             raise QueryError(f"offset must be at least 0, got {self.offset}")
         if self.exact and self.candidates is not None:
             raise QueryError("an exact search scores as many items as its proof needs; leave out candidates")
+        if self.by not in get_args(By):
+            raise QueryError(f"by must be {' or '.join(get_args(By))}, not '{self.by}'")
         if self.min_score is not None and math.isnan(self.min_score):
             raise QueryError("min_score must be a number")
         object.__setattr__(self, "all_terms", self._read_terms())
@@ -119,7 +126,7 @@ class SearchRequest:
 
     @property
     def depth(self) -> int:
-        """How many of the best items a ranking needs for the hits to be the true ones."""
+        """How many of the best items a ranking needs at least for the hits to be the true ones."""
         if self.unique:
             return max(4 * self.reach, MOST_FOLDED)
         return self.reach + len(self.skipped)

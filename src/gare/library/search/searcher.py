@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,18 +18,26 @@ from gare.errors import DamagedLibraryError, QueryError
 from gare.library.filters import Filter
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
+from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames
 from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
 from gare.library.search.query_vectors import EncodedQuery, QueryEncoder
-from gare.library.search.ranked_items import Ranking
-from gare.library.search.search_hit import HIT_COLUMNS, Certificate, Explanation, Hits, make_hit
+from gare.library.search.ranked_items import Choice, Ranking
+from gare.library.search.search_hit import (
+    HIT_COLUMNS,
+    Certificate,
+    Explanation,
+    Hits,
+    SearchHit,
+    make_hit,
+    other_moment,
+)
 from gare.library.search.search_request import SearchRequest, check_text
 from gare.library.search.stage1 import DEFAULT_CANDIDATES, recommended_candidates
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline, checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
 from gare.library.store.store_protocol import Hits as StoreHits
-from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.model.known_models import languages_of
 from gare.types import TextFeatures, VideoFeatures
@@ -37,6 +45,7 @@ from gare.types import TextFeatures, VideoFeatures
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_MOST_CANDIDATES = 4096  # where few files fill the candidates with their moments
 _MARGIN = 64  # more than are wanted: a store multiplies in float32, in an order of its own
 
 
@@ -85,24 +94,32 @@ class Searcher:
         else:
             wanted = request.candidates or default_candidates or recommended_candidates(self.store)
             ranking = self._score_candidates(query, request, wanted)
-        chosen = ranking.choose(request)
-        if not chosen:
+        return self._detail(query, request, ranking)
+
+    def _detail(self, query: EncodedQuery, request: SearchRequest, ranking: Ranking) -> Ranking:
+        """The hits alone, each followed by the other moments of its file, and what their frames say."""
+        choices = ranking.choose(request)[request.offset :]
+        if not choices:
             return replace(Ranking.nothing(), certificate=ranking.certificate)
-        places = list(chosen)
+        places, own = list[int](), list[Choice]()
+        for choice in choices:
+            first = len(places)
+            places += choice.moments
+            own.append(Choice(first, others=list(range(first + 1, len(places)))))
         hits = ranking.take(places)
-        video = hits.video
+        video = hits.video  # what was not chosen is let go
         cosine_VF, weight_VF = self.scorer.frames(query, video)
+        explained = request.explain and query.text is not None
         return replace(
             hits,
             rows=list(range(len(places))),
             certificate=ranking.certificate,
-            frames=video,  # what was not chosen is let go
+            frames=video,
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
-            duplicates=[tuple(ranking.ids[copy] for copy in chosen[place]) for place in places],
-            explanations=self._explain(query, ranking, places, video)
-            if request.explain and query.text is not None
-            else [None] * len(places),
+            choices=own,
+            duplicates=[tuple(ranking.ids[copy] for copy in choice.copies) for choice in choices],
+            explanations=self._explain(query, ranking, choices) if explained else [None] * len(choices),
         )
 
     def show(self, rankings: Sequence[Ranking]) -> list[Hits]:
@@ -110,24 +127,7 @@ class Searcher:
         ids = list(dict.fromkeys(item for ranking in rankings for item in ranking.ids))
         # Without those deleted while we searched, and those that are damaged.
         facts = self.damaged.read_facts(ids, HIT_COLUMNS) if ids else {}
-        return [
-            Hits(
-                (
-                    make_hit(
-                        facts[item],
-                        score=ranking.scores[place],
-                        frame_scores=ranking.frame_scores[place],
-                        frame_weights=ranking.frame_weights[place],
-                        duplicates=ranking.duplicates[place],
-                        explanation=ranking.explanations[place],
-                    )
-                    for place, item in enumerate(ranking.ids)
-                    if item in facts
-                ),
-                ranking.certificate,
-            )
-            for ranking in rankings
-        ]
+        return [Hits(_make_hits(ranking, facts), ranking.certificate) for ranking in rankings]
 
     def notices(self, request: SearchRequest) -> list[str]:
         """What to tell whoever asked, besides the hits: that damaged items were left out, that the model does
@@ -167,42 +167,61 @@ class Searcher:
         if not len(table):
             return Ranking.nothing()
         check_deadline()  # scoring is one call: 4,096 candidates at most, from the API
-        ids = table["id"].to_pylist()
-        video = unpack_frames(table["vectors"], self.model.dim, self.model.device)
-        ranking = Ranking.by_score(ids, self._scores(query, video, table), video)
+        items = ItemFrames.of(table, self.model)
+        ranking = Ranking.by_score(items, self._scores(query, items.video, table))
         if len(found.ids) < wanted and not self.damaged:  # stage 1 had no more: every item was scored
-            return replace(ranking, certificate=Certificate(len(found.ids), len(ids)))
+            return replace(ranking, certificate=Certificate(len(found.ids), len(items)))
+        num_chosen = len(ranking.choose(request))
+        if num_chosen < request.reach and request.candidates is None and wanted < _MOST_CANDIDATES:
+            # One long file may fill the candidates with its moments.
+            return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
         return replace(ranking, certificate=self._certify(query, request, found, ranking))
 
     def _certify(
         self, query: EncodedQuery, request: SearchRequest, found: StoreHits, ranking: Ranking
     ) -> Certificate | None:
         """The proof of what an ordinary search found, where it comes at no cost."""
+        depth = self._depth(request, ranking)
+        if depth is None:
+            return None
         if not self.model.interaction.stage1_is_exact:
-            return self.proven.certify(query, ranking, request.depth, request.filter)
-        if self.damaged or not found.is_exact or len(ranking) < request.depth:
+            return self.proven.certify(query, ranking, depth, request.filter)
+        if self.damaged or not found.is_exact:
             return None
         # The products that ranked the candidates are the scores.
-        last, bound = ranking.scores[request.depth - 1], float(found.scores[-1])
+        last, bound = ranking.scores[depth - 1], float(found.scores[-1])
         if bound > last - FLOAT32_ERROR:
             return None
         return Certificate(self.store.count(request.filter), len(ranking), last, bound)
 
+    def _depth(self, request: SearchRequest, ranking: Ranking) -> int | None:
+        """How many of the best items must be the true ones for the hits to be; None: more than there are."""
+        chosen = ranking.choose(request)
+        if request.unique or len(chosen) < request.reach:
+            return request.depth if len(ranking) >= request.depth and request.unique else None
+        return chosen[-1].place + 1
+
     def _score_proven(self, query: EncodedQuery, request: SearchRequest) -> Ranking:
-        """The best items, with the proof that no other belongs among them."""
+        """The best items, with the proof that no other belongs among them. Where moments of few files fill
+        them, more are looked for."""
+        depth = request.depth
+        while True:
+            ranking = self._find_proven(query, request, depth)
+            if len(ranking) < depth or len(ranking.choose(request)) >= request.reach:
+                return ranking
+            depth *= 4
+
+    def _find_proven(self, query: EncodedQuery, request: SearchRequest, depth: int) -> Ranking:
         if not self.model.interaction.stage1_is_exact:
-            return self.proven.find(query, request.depth, request.filter)
+            return self.proven.find(query, depth, request.filter)
         # The product with the stage-1 vector is the score, so the store compares every item by itself.
         num_items = self.store.count(request.filter)
-        found = self.store.search(
-            query.stage1_E[None], request.depth + _MARGIN, where=request.filter, exact=True
-        )
+        found = self.store.search(query.stage1_E[None], depth + _MARGIN, where=request.filter, exact=True)
         table = self.damaged.read_vectors(found[0].ids, self._columns)
         if not len(table):
             return replace(Ranking.nothing(), certificate=Certificate(num_items, num_items))
-        ids = table["id"].to_pylist()
-        video = unpack_frames(table["vectors"], self.model.dim, self.model.device)
-        ranking = Ranking.by_score(ids, self._scores(query, video, table), video)
+        items = ItemFrames.of(table, self.model)
+        ranking = Ranking.by_score(items, self._scores(query, items.video, table))
         if self.damaged:  # what was left out might have been among them
             return ranking
         return replace(ranking, certificate=Certificate(num_items, num_items))
@@ -212,24 +231,32 @@ class Searcher:
 
         More than the hits are kept, and ordered by their scores in float64, as an exact search does.
         """
-        best, num_items = Ranking.nothing(), 0
         keep = max(4 * request.reach, DEFAULT_CANDIDATES)
-        for ids, video, batch in self._videos(request.filter):
-            ranking = Ranking.by_score(ids, self._scores(query, video, batch), video)
-            best = best.merged(ranking, keep)
-            num_items += len(ids)
-        if len(best) and not self.model.interaction.stage1_is_exact:
-            video = best.video
-            best = Ranking.by_score(best.ids, self.scorer.score_double(query, video), video)
+        while True:
+            best, num_items = self._best_of_all(query, request.filter, keep)
+            if len(best) < keep or len(best.choose(request)) >= request.reach:
+                break
+            keep *= 4  # moments of few files filled the list
         if self.damaged:  # what was left out might have been among them
             return best
         return replace(best, certificate=Certificate(num_items, num_items))
 
+    def _best_of_all(self, query: EncodedQuery, where: Filter | None, keep: int) -> tuple[Ranking, int]:
+        best, num_items = Ranking.nothing(), 0
+        for items, batch in self._videos(where):
+            ranking = Ranking.by_score(items, self._scores(query, items.video, batch))
+            best = best.merged(ranking, keep)
+            num_items += len(items)
+        if len(best) and not self.model.interaction.stage1_is_exact:
+            items = best.items
+            best = Ranking.by_score(items, self.scorer.score_double(query, items.video))
+        return best, num_items
+
     @property
     def _columns(self) -> list[str]:
         """What scoring reads of an item."""
-        frames = ["id", "frames_key", "vectors"]
-        return [*frames, "vector", CHECKSUM_COLUMN] if self.model.interaction.stage1_is_exact else frames
+        more = ["vector", CHECKSUM_COLUMN] if self.model.interaction.stage1_is_exact else []
+        return [*SCORE_COLUMNS, *more]
 
     def _scores(self, query: EncodedQuery, video: VideoFeatures, rows: pa.Table | pa.RecordBatch) -> Tensor:
         """The score of each item, [V]. Where the stage-1 vector gives it, that is the better source: it is
@@ -241,35 +268,61 @@ class Searcher:
         vectors_VE = flat.to_numpy(zero_copy_only=False).reshape(len(video), -1)
         return torch.from_numpy(vectors_VE @ query.stage1_E).to(self.model.device)
 
-    def _videos(
-        self, where: Filter | None
-    ) -> Iterator[tuple[list[str], VideoFeatures, pa.Table | pa.RecordBatch]]:
+    def _videos(self, where: Filter | None) -> Iterator[tuple[ItemFrames, pa.Table | pa.RecordBatch]]:
         read: set[str] = set()
         try:
             for batch in checked(self.store.scan(where=where, columns=self._columns)):
-                yield from self._features(self.damaged.keep_intact(batch))
+                yield from self._items(self.damaged.keep_intact(batch))
                 read.update(batch["id"].to_pylist())
         except DamagedLibraryError:  # the rest bit by bit: slow, but without what cannot be read only
             for batch in checked(self.store.scan(where=where, columns=["id"])):
                 ids = [item for item in batch["id"].to_pylist() if item not in read]
                 for first in range(0, len(ids), DEFAULT_CANDIDATES):
                     some = ids[first : first + DEFAULT_CANDIDATES]
-                    yield from self._features(self.damaged.read_vectors(some, self._columns))
+                    yield from self._items(self.damaged.read_vectors(some, self._columns))
 
-    def _features(
+    def _items(
         self, rows: pa.Table | pa.RecordBatch
-    ) -> Iterator[tuple[list[str], VideoFeatures, pa.Table | pa.RecordBatch]]:
+    ) -> Iterator[tuple[ItemFrames, pa.Table | pa.RecordBatch]]:
         if rows.num_rows:
-            features = unpack_frames(rows["vectors"], self.model.dim, self.model.device)
-            yield rows["id"].to_pylist(), features, rows
+            yield ItemFrames.of(rows, self.model), rows
 
     def _explain(
-        self, query: EncodedQuery, ranking: Ranking, places: Sequence[int], video: VideoFeatures
+        self, query: EncodedQuery, ranking: Ranking, choices: Sequence[Choice]
     ) -> list[Explanation | None]:
-        """What the increment changed for the items at these places; `video` are their frames."""
+        """What the increment changed for the items that were chosen."""
+        places = [choice.place for choice in choices]
         plain_V = self.scorer.plain_score(query, ranking.video)
         plain_place_V = plain_V.argsort(descending=True, stable=True).argsort()
+        radii = self.scorer.radii(query, ranking.take(places).video)
         return [
             Explanation(place + 1, int(plain_place_V[place]) + 1, float(plain_V[place]), radius)
-            for place, radius in zip(places, self.scorer.radii(query, video), strict=True)
+            for place, radius in zip(places, radii, strict=True)
         ]
+
+
+def _make_hits(ranking: Ranking, facts: dict[str, dict[str, Any]]) -> Iterator[SearchHit]:
+    """The hits of a ranking, of items about which something is known."""
+    for choice, copies, explanation in zip(
+        ranking.choices, ranking.duplicates, ranking.explanations, strict=True
+    ):
+        if ranking.ids[choice.place] not in facts:
+            continue
+        others = tuple(
+            other_moment(
+                facts[ranking.ids[other]],
+                score=ranking.scores[other],
+                frame_scores=ranking.frame_scores[other],
+            )
+            for other in choice.others
+            if ranking.ids[other] in facts
+        )
+        yield make_hit(
+            facts[ranking.ids[choice.place]],
+            score=ranking.scores[choice.place],
+            frame_scores=ranking.frame_scores[choice.place],
+            frame_weights=ranking.frame_weights[choice.place],
+            duplicates=copies,
+            explanation=explanation,
+            others=others,
+        )

@@ -1,0 +1,53 @@
+"""Items as they are read to be scored: which frames of the stored ones are theirs.
+
+A row of frames belongs to one item, or, where frames are dense, to several: each is a range of them.
+
+Shapes: V items, F frames, D embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from gare.library.store.stored_frames import unpack_frames
+from gare.model import GARE
+from gare.types import VideoFeatures
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCORE_COLUMNS = ("id", "path", "start", "end", "frames_key", "times", "vectors")
+"""What scoring reads of an item."""
+
+
+class Span(NamedTuple):
+    """A part of a file, in seconds."""
+
+    path: str
+    start: float
+    end: float
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether they share more than a point in time."""
+        return self.path == other.path and self.start < other.end and other.start < self.end
+
+
+@dataclass(frozen=True)
+class ItemFrames:
+    """Items with their frames, in the order of a table."""
+
+    ids: list[str]
+    spans: list[Span]
+    video: VideoFeatures
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, rows: pa.Table | pa.RecordBatch, model: GARE) -> ItemFrames:
+        """From rows with `SCORE_COLUMNS`; there is at least one."""
+        columns = (rows.column(name).to_pylist() for name in ("path", "start", "end"))
+        spans = [Span(*span) for span in zip(*columns, strict=True)]
+        video = unpack_frames(rows.column("vectors"), model.dim, model.device)
+        return cls(rows.column("id").to_pylist(), spans, video)
