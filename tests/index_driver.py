@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from typing import Any
 
 from faults import slow_extract
@@ -57,6 +58,8 @@ def fork_index(root: str, library: str, model_folder: str, split: str | None = N
         return child, reading
     try:
         run_index(root, library, model_folder, writing, split)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 

@@ -16,7 +16,7 @@ from typing import Any
 from gare.errors import LibraryError
 from gare.library.index.commit import delete_items
 from gare.library.index.index_report import IndexProgress, IndexReport
-from gare.library.index.index_run import IndexOptions, index_folders
+from gare.library.index.index_run import IndexOptions, choose_segmentation, index_folders
 from gare.library.index.plan import Known, read_ledger
 from gare.library.index.scan import is_below
 from gare.library.store import ModelStamp, Store
@@ -50,7 +50,7 @@ def encode_again(
     """
     name = sets.begin(stamp)
     target = sets.open(name)
-    split = options.split or source.get_notes().get("split")
+    split = str(choose_segmentation(options, source, model))
     options = replace(options, split=split, exclude=(), hidden=True, tags=(), settle_seconds=0.0)
     total = IndexReport()
     seen: dict[str, Known] = {}

@@ -25,12 +25,13 @@ import torch
 from gare.atomic import replacing
 from gare.errors import LibraryError
 from gare.library.filters import Filter
+from gare.library.search.item_frames import SCORE_COLUMNS
 from gare.library.search.stage1 import stage1_vectors
 from gare.library.store import ModelStamp, Store
 from gare.library.store.row_checksums import frames_checksum
 from gare.library.store.store_protocol import damaged_library
 from gare.library.store.store_schema import frame_schema, item_id, item_schema
-from gare.library.store.stored_frames import intact_rows, pack_frames, unpack_frames
+from gare.library.store.stored_frames import intact_rows, own_frames, pack_frames, unpack_frames
 from gare.model import GARE
 from gare.types import VideoFeatures
 
@@ -55,14 +56,15 @@ def fetch_vectors(store: Store, ids: Sequence[str]) -> np.ndarray:
 
 def fetch_features(store: Store, ids: Sequence[str], device: torch.device) -> VideoFeatures:
     """The frame vectors of these items, as a model scores them."""
-    table = _fetch(store, ids, ["id", "frames_key", "vectors"])
+    table = _fetch(store, ids, SCORE_COLUMNS)
     _check_intact(store, table)
+    table = own_frames(table, store.stamp.num_frames)
     return unpack_frames(table["vectors"], store.stamp.dim, device)
 
 
 def _check_intact(store: Store, rows: pa.Table) -> None:
     """Refuse vectors that are not as they were written."""
-    good = intact_rows(rows["frames_key"].to_pylist(), rows["vectors"])
+    good = intact_rows(rows)
     if not all(good):
         item = rows["id"][good.index(False)].as_py()
         raise damaged_library(store.uri, f"the vectors of item {item} are not those that were written")
@@ -87,6 +89,7 @@ def export_vectors(
                     for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                         rows = pa.Table.from_batches([batch.slice(start, _ROWS_AT_ONCE)])
                         _check_intact(store, rows)
+                        rows = own_frames(rows, store.stamp.num_frames)
                         writer.write_table(_exported(rows, store.stamp, schema))
                         num_items += rows.num_rows
             _check_free(target, overwrite)  # another one may have written it meanwhile

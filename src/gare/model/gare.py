@@ -309,6 +309,11 @@ class GARE(
             features_NE = empty_NE.index_copy(0, shown_K, features_KE)
         return self._image_to_video_features(features_NE.unflatten(0, mask_VF.shape), mask_VF)
 
+    @property
+    def has_independent_frames(self) -> bool:
+        """Whether a frame's vector is its own, whatever frames are beside it."""
+        return self.temporal is None and self.interaction.masks_padding
+
     def _frames_to_encode(self, mask_VF: Tensor) -> Tensor | None:
         """Which frames the image tower must see, real ones first; None for all of them."""
         if not self.interaction.masks_padding:  # as the released code: padding takes part

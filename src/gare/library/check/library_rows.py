@@ -20,7 +20,7 @@ from gare.library.index.segment import parse_segmentation
 from gare.library.search.stage1 import AUDIT_NOTE
 from gare.library.store import Store
 from gare.library.store.row_checksums import CHECKSUM_COLUMN, has_checksums
-from gare.library.store.store_schema import item_id
+from gare.library.store.store_schema import is_dense, item_id
 
 _KEY_PARTS = 4  # of a key that was made by indexing: content, segmentation, start, a random part
 
@@ -31,6 +31,7 @@ class ItemKey(NamedTuple):
     path: str
     content: str
     start: float
+    end: float
     frames_key: str
     has_checksum: bool
 
@@ -81,12 +82,12 @@ def read_rows(store: Store) -> LibraryRows:
     for batch in store.scan_files(columns):
         for path, *values in zip(*(batch[name].to_pylist() for name in columns), strict=True):
             rows.ledger[path] = LedgerRow(*values)
-    names = ["id", "path", "content", "start", "frames_key", CHECKSUM_COLUMN]
+    names = ["id", "path", "content", "start", "end", "frames_key", CHECKSUM_COLUMN]
     for batch in store.scan(columns=names):
-        for item, path, content, start, key, checksum in zip(
+        for item, path, content, start, end, key, checksum in zip(
             *(batch[name].to_pylist() for name in names), strict=True
         ):
-            rows.items[item] = ItemKey(path, content, start, key, bool(checksum))
+            rows.items[item] = ItemKey(path, content, start, end, key, bool(checksum))
     for item, key in rows.items.items():
         rows.by_path.setdefault(key.path, []).append(item)
     rows.frames = store.frames_keys()
@@ -122,7 +123,7 @@ def _check_items(rows: LibraryRows) -> Iterator[Finding]:
             yield Finding("item_without_frames", message, key.path, item)
         if key.recipe is None:
             continue  # not made by indexing: its maker names items and frames
-        if item != item_id(key.path, key.start):
+        if item != item_id(key.path, key.start, key.end if is_dense(key.frames_key) else None):
             message = f"item {item} says that it is {key.path} at {key.start:.3f} s, and has another id"
             yield Finding("wrong_id", message, key.path, item)
         if not key.frames_key.startswith(f"{key.content}/"):

@@ -43,7 +43,7 @@ from gare.library.store import ModelStamp, Store, fetch_readable
 from gare.library.store.row_checksums import CHECKSUM_COLUMN, SHOWN_COLUMNS, damaged_item_columns
 from gare.library.store.store_damage import REPAIR_NOTE
 from gare.library.store.store_protocol import no_library
-from gare.library.store.store_schema import frame_schema, item_id, item_schema
+from gare.library.store.store_schema import frame_schema, is_dense, item_id, item_schema
 
 if TYPE_CHECKING:
     from gare.model import GARE
@@ -208,13 +208,13 @@ class _Repair:
             return
         for first in range(0, len(ids), _ROWS_AT_ONCE):
             some = ids[first : first + _ROWS_AT_ONCE]
-            table, _ = fetch_readable(self.store, some, self._item_columns(["vectors"]))
+            table, _ = fetch_readable(self.store, some, self._item_columns(["times", "vectors"]))
             vectors = stage1_of(table, self.model)
             place = table.schema.get_field_index("vector")
             table = table.set_column(
                 place, table.schema.field(place), pa.array(list(vectors), table.schema.field(place).type)
             )
-            self.store.upsert(table.drop_columns(["vectors"]), frame_schema().empty_table())
+            self.store.upsert(table.drop_columns(["times", "vectors"]), frame_schema().empty_table())
         for item in ids:
             del damage.columns[item]
         self.report.mended.append(
@@ -328,11 +328,11 @@ class _Repair:
     def _drop_strays(self, rows: LibraryRows, found: list[Finding]) -> None:
         """Items that are no segment of their path, and whose path is no file's: that is made anew."""
         strays = sorted({finding.item for finding in found if finding.kind == "wrong_id"})
-        table, _ = fetch_readable(self.store, strays, ["id", "path", "start"]) if strays else (None, {})
+        table, _ = fetch_readable(self.store, strays, _NAMING) if strays else (None, {})
         lost = [
             row
             for row in (table.to_pylist() if table is not None else [])
-            if item_id(row["path"], row["start"]) != row["id"] and row["path"] not in rows.ledger
+            if _id_of(row) != row["id"] and row["path"] not in rows.ledger
         ]
         if lost:
             self.store.delete([row["id"] for row in lost])
@@ -394,6 +394,14 @@ class _Repair:
                 self.report.left.append(Finding("lost_items", f"{path}: {why}", path))
         self.report.num_items, self.report.num_files = after.num_items, after.num_files
         self.report.num_frames = after.num_frames
+
+
+_NAMING = ["id", "path", "start", "end", "frames_key"]
+
+
+def _id_of(row: dict[str, Any]) -> str:
+    """The id that an item must have by what its row says."""
+    return item_id(row["path"], row["start"], row["end"] if is_dense(row["frames_key"]) else None)
 
 
 _EMPTY_NOTES = {"folders": "[]", "audit": '{"candidates": 256, "num_items": 0}'}

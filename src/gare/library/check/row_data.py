@@ -19,7 +19,7 @@ from gare.library.store.row_checksums import (
     vector_bytes,
 )
 from gare.library.store.store_schema import frame_schema, item_schema
-from gare.library.store.stored_frames import unpack_frames
+from gare.library.store.stored_frames import own_frames, unpack_frames
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +126,7 @@ def _compare_with_model(table: pa.Table, model: GARE, damage: DataDamage) -> Non
 
 def stage1_of(table: pa.Table, model: GARE) -> np.ndarray:
     """The stage-1 vectors that the model makes of the `vectors` of these rows."""
-    video = unpack_frames(table["vectors"], model.dim, model.device)
+    own = own_frames(table, model.config.num_frames)
+    video = unpack_frames(own["vectors"], model.dim, model.device)
     vectors: np.ndarray = stage1_vectors(model, video).float().cpu().numpy()
     return vectors

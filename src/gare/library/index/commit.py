@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gare.data.decoder_messages import Facts
-from gare.library.index.encode_segments import Encoded
+from gare.library.index.encode_segments import Encoded, EncodedItem
 from gare.library.index.scan import FoundFile
 from gare.library.store import Store, fetch_readable
 from gare.library.store.row_checksums import (
@@ -31,6 +31,7 @@ from gare.library.store.row_checksums import (
 from gare.library.store.store_schema import (
     file_schema,
     frame_schema,
+    is_dense,
     item_id,
     item_schema,
     unfinished_files,
@@ -46,43 +47,47 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
 
-def make_rows(
+def make_items(
     file: FoundFile,
     content: str,
-    segmentation: str,
     facts: Facts,
-    encoded: Sequence[Encoded],
+    encoded: Sequence[tuple[str, EncodedItem]],
     tags: Sequence[str],
-) -> tuple[list[Row], list[Row]]:
-    """Items and frames of a file that was encoded."""
-    items, frames = [], []
-    for segment in encoded:
-        row = {
-            "vectors": segment.frames,
-            "times": segment.times,
-            "thumbnail": segment.thumbnail,
-            "strip": segment.strip,
+) -> list[Row]:
+    """The items of a file that was encoded, each with the key of its frames."""
+    return [
+        {
+            "id": _item_id(file.path, item.start, item.end, key),
+            "path": file.path,
+            "content": content,
+            "start": item.start,
+            "end": item.end,
+            "file_duration": facts.duration,
+            "width": facts.width,
+            "height": facts.height,
+            "modified": _modified_at(file),
+            "added": datetime.now(UTC),
+            "tags": tags,
+            "frames_key": key,
+            "vector": item.vector,
         }
-        key = _make_frames_key(content, segmentation, segment.start, row)
-        items.append(
-            {
-                "id": item_id(file.path, segment.start),
-                "path": file.path,
-                "content": content,
-                "start": segment.start,
-                "end": segment.end,
-                "file_duration": facts.duration,
-                "width": facts.width,
-                "height": facts.height,
-                "modified": _modified_at(file),
-                "added": datetime.now(UTC),
-                "tags": tags,
-                "frames_key": key,
-                "vector": segment.vector,
-            }
-        )
-        frames.append({"frames_key": key, **row})
-    return items, frames
+        for key, item in encoded
+    ]
+
+
+def _item_id(path: str, start: float, end: float, frames_key: str) -> str:
+    return item_id(path, start, end if is_dense(frames_key) else None)
+
+
+def make_frames(content: str, segmentation: str, segment: Encoded) -> Row:
+    """The row of frames of a segment, under a key of its own."""
+    row = {
+        "vectors": segment.frames,
+        "times": segment.times,
+        "thumbnail": segment.thumbnail,
+        "strip": segment.strip,
+    }
+    return {"frames_key": _make_frames_key(content, segmentation, segment.start, row), **row}
 
 
 def _make_frames_key(content: str, segmentation: str, start: float, frames: Row) -> str:
@@ -165,6 +170,8 @@ class Catalogue:
         return Source(source, tuple(sorted(ids)))
 
     def _is_whole(self, path: str, recipe: str) -> bool:
+        if is_dense(f"{recipe}/"):
+            return True  # its items overlap, and are deleted together
         return abs(self._missing.get((path, recipe), 0.0)) < _LEAST_ITEM_S
 
     def replace(self, path: str, items: dict[str, str]) -> None:
@@ -225,13 +232,15 @@ def copy_rows(
     rows = {row["id"]: row for row in _intact_rows(store, ids, columns)}
     for copy in copies:
         sources = [rows[item] for item in copy.source.item_ids if item in rows]
+        keys = {row["frames_key"]: _copied_key(copy, row, segmentation) for row in sources}
         is_whole = len(sources) == len(copy.source.item_ids)
         if not is_whole or any(not _is_of(row, copy.content, segmentation) for row in sources):
             yield copy, [], []
             continue
-        pairs = [_copy_row(copy, row, segmentation, tags) for row in sources]
+        pairs = [_copy_row(copy, row, keys, tags) for row in sources]
+        frames = {row["frames_key"]: row for _, row in pairs}
         is_itself = copy.source.path == copy.file.path
-        yield copy, [item for item, _ in pairs], [] if is_itself else [frames for _, frames in pairs]
+        yield copy, [item for item, _ in pairs], [] if is_itself else list(frames.values())
 
 
 def _intact_rows(store: Store, ids: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
@@ -249,16 +258,21 @@ def _is_of(row: Row, content: str, segmentation: str) -> bool:
     return row["content"] == content and recipe_of(row["frames_key"]) == f"{content}/{segmentation}"
 
 
-def _copy_row(copy: Copy, row: Row, segmentation: str, tags: Sequence[str]) -> tuple[Row, Row]:
+def _copied_key(copy: Copy, row: Row, segmentation: str) -> str:
+    """The key of the frames of the copy."""
+    if copy.source.path == copy.file.path:
+        return str(row["frames_key"])
+    return _make_frames_key(copy.content, segmentation, row["start"], row)
+
+
+def _copy_row(copy: Copy, row: Row, keys: dict[str, str], tags: Sequence[str]) -> tuple[Row, Row]:
     is_itself = copy.source.path == copy.file.path
-    key = row["frames_key"]
-    if not is_itself:
-        key = _make_frames_key(copy.content, segmentation, row["start"], row)
+    key = keys[row["frames_key"]]
     frames = {**{name: row[name] for name in frame_schema().names}, "frames_key": key}
     is_same_file = is_itself or copy.is_move
     item = {
         **{name: value for name, value in row.items() if name not in frames},
-        "id": item_id(copy.file.path, row["start"]),
+        "id": _item_id(copy.file.path, row["start"], row["end"], key),
         "path": copy.file.path,
         "content": copy.content,
         "modified": _modified_at(copy.file),
@@ -310,11 +324,27 @@ class Writer:
         """All items of a file. What the store has of it besides goes."""
         self._catalogue.replace(file.path, {row["id"]: row["frames_key"] for row in items})
         self._items += items
-        self._frames += frames
-        self._num_bytes += sum(
-            len(row["vectors"]) + len(row["thumbnail"]) + len(row["strip"]) for row in frames
-        )
+        self.add_frames(frames)
         self._add_file(file, content, segmentation, num_items=len(items))
+
+    def add_frames(self, frames: Sequence[Row]) -> None:
+        """Rows of frames, of files that may not be complete: a long film is not held in memory.
+
+        Where their file fails, nobody refers to them, and `maintain` removes them.
+        """
+        self._frames += frames
+        self._num_bytes += sum(map(_num_bytes, frames))
+        if self._num_bytes >= _MAX_BYTES and not self._files:
+            self._store.upsert(item_schema(self._store.stamp.stage1_dim).empty_table(), _table(self._frames))
+            self._set_frames([])
+
+    def drop_frames(self, keys: Set[str]) -> None:
+        """Forget rows of frames that are written, or of a file that failed."""
+        self._set_frames([row for row in self._frames if row["frames_key"] not in keys])
+
+    def _set_frames(self, frames: list[Row]) -> None:
+        self._frames = frames
+        self._num_bytes = sum(map(_num_bytes, frames))
 
     def add_failed(self, file: FoundFile, content: str, segmentation: str, kind: str, message: str) -> None:
         """A file that could not be indexed: its items go, its ledger row says why."""
@@ -340,13 +370,15 @@ class Writer:
             known
         ):  # after a crash between items and ledger, the old line must not call the new items unchanged
             self._store.record_files(unfinished_files(pa.Table.from_pylist(known, schema=file_schema())))
+        keys = {row["frames_key"] for row in self._items}
+        frames = [row for row in self._frames if row["frames_key"] in keys]
         self._store.replace_files(
             pa.Table.from_pylist(self._items, schema=item_schema(self._store.stamp.stage1_dim)),
-            pa.Table.from_pylist(self._frames, schema=frame_schema()),
+            _table(frames),
             files,
         )
-        self._items, self._frames, self._files = [], [], []
-        self._num_bytes = 0
+        self.drop_frames(keys)  # those of files that are not complete wait for their items
+        self._items, self._files = [], []
 
     def forget(self, paths: Sequence[str]) -> None:
         """Files that are gone: first their items, then their lines in the ledger.
@@ -391,6 +423,14 @@ class Writer:
                 "checked": datetime.now(UTC),
             }
         )
+
+
+def _table(frames: Sequence[Row]) -> pa.Table:
+    return pa.Table.from_pylist(list(frames), schema=frame_schema())
+
+
+def _num_bytes(frames: Row) -> int:
+    return len(frames["vectors"]) + len(frames["thumbnail"]) + len(frames["strip"])
 
 
 def _bare_lines(paths: Sequence[str]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""From the frames of segments to vectors, in batches over many files.
+"""From the frames of segments to vectors, in batches over many files; and from vectors to items.
 
 Shapes: V segments, F frames, C = 3, H = W, D embedding.
 """
@@ -13,23 +13,39 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from gare.data.frame_sampling import sample_indices
 from gare.data.workers import Limits, WorkerPool
+from gare.library.index.dense_frames import as_stored
 from gare.library.index.extract import Job, extract
 from gare.library.index.extract_task import Extracted, ExtractTask, Segment
+from gare.library.index.moment_ranges import moment_ranges
 from gare.library.index.segment import Segmentation
 from gare.library.search.stage1 import stage1_vectors
 from gare.library.store.stored_frames import pack_frames
 from gare.model import GARE
 from gare.model.gare import stack_clips
+from gare.types import VideoFeatures
 
 Owner = TypeVar("Owner")
 _BATCH_SIZES = {"cpu": 1, "cuda": 32}  # on a CPU, what fits its caches is fastest
+_FRAMES_AT_ONCE = 12  # of a block, on a CPU
+_BLOCKS_AT_ONCE = {"cuda": 64}
 _PATIENCE_S = 2.0  # a batch that is not full waits no longer than this
 
 
 @dataclass(frozen=True)
+class EncodedItem:
+    """A part of a segment that becomes an item: the whole of it, or a range of dense frames."""
+
+    start: float
+    end: float
+    vector: np.ndarray
+    """Finds candidates."""
+
+
+@dataclass(frozen=True)
 class Encoded:
-    """One item with its vectors; its pixels are gone."""
+    """A segment with its vectors and its items; its pixels are gone."""
 
     start: float
     end: float
@@ -38,14 +54,14 @@ class Encoded:
     strip: bytes
     frames: bytes
     """float16, frames × dim, little-endian."""
-    vector: np.ndarray
+    items: tuple[EncodedItem, ...]
 
 
 class EncodeQueue(Generic[Owner]):
     """Segments of many files, encoded together as soon as there are enough of them."""
 
-    def __init__(self, model: GARE) -> None:
-        self._model = model
+    def __init__(self, model: GARE, segmentation: Segmentation) -> None:
+        self._model, self._is_dense = model, segmentation.is_dense
         self._size = _BATCH_SIZES.get(model.device.type, 1)
         self._waiting: list[tuple[Owner, Segment]] = []
         self._since = 0.0
@@ -70,7 +86,7 @@ class EncodeQueue(Generic[Owner]):
                 return
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             self._since = time.monotonic()
-            encoded = encode_segments(self._model, [segment for _, segment in batch])
+            encoded = encode_segments(self._model, [segment for _, segment in batch], is_dense=self._is_dense)
             yield from zip([owner for owner, _ in batch], encoded, strict=True)
 
 
@@ -88,25 +104,49 @@ def encode_file(model: GARE, path: str, segmentation: Segmentation) -> list[Enco
                 segments.append(event.result)
     finally:
         pool.close()
-    return [encoded for segment in segments for encoded in encode_segments(model, [segment])]
+    is_dense = segmentation.is_dense
+    return [one for segment in segments for one in encode_segments(model, [segment], is_dense=is_dense)]
 
 
 @torch.no_grad()
-def encode_segments(model: GARE, segments: Sequence[Segment]) -> list[Encoded]:
+def encode_segments(model: GARE, segments: Sequence[Segment], *, is_dense: bool = False) -> list[Encoded]:
     """Encode one batch; padding is masked, so batch mates change nothing."""
+    if is_dense:
+        return [_encode_dense(model, segment) for segment in segments]
     clips = [torch.from_numpy(segment.pixels).permute(0, 3, 1, 2) for segment in segments]
     video = model.encode_frames(*stack_clips(clips))
     vectors_VE = stage1_vectors(model, video).float().cpu().numpy()
-    frames_V = pack_frames(video)
     return [
-        Encoded(
-            segment.start,
-            segment.end,
-            segment.times,
-            segment.thumbnail,
-            segment.strip,
-            frames_V[row],
-            vectors_VE[row],
-        )
-        for row, segment in enumerate(segments)
+        _encoded(segment, frames, [EncodedItem(segment.start, segment.end, vector_E)])
+        for segment, frames, vector_E in zip(segments, pack_frames(video), vectors_VE, strict=True)
     ]
+
+
+def _encode_dense(model: GARE, segment: Segment) -> Encoded:
+    """A block of dense frames and the items that are ranges of it."""
+    pixels = torch.from_numpy(segment.pixels).permute(0, 3, 1, 2)
+    size = _BLOCKS_AT_ONCE.get(model.device.type, _FRAMES_AT_ONCE)
+    parts = [model.encode_frames(*stack_clips([part])) for part in pixels.split(size)]
+    frames_FD = torch.cat([part.frames_VFD[0] for part in parts])
+    bounds = [*map(as_stored, segment.times), segment.end]
+    ranges = moment_ranges(frames_FD)
+    clips = [frames_FD[first:last] for first, last in ranges]
+    chosen = [clip[sample_indices(len(clip), model.config.num_frames)] for clip in clips]
+    vectors_VE = stage1_vectors(model, VideoFeatures.stack(chosen)).float().cpu().numpy()
+    items = [
+        EncodedItem(segment.start if first == 0 else bounds[first], bounds[last], vector_E)
+        for (first, last), vector_E in zip(ranges, vectors_VE, strict=True)
+    ]
+    return _encoded(segment, frames_FD.to(torch.float16).cpu().numpy().astype("<f2").tobytes(), items)
+
+
+def _encoded(segment: Segment, frames: bytes, items: Sequence[EncodedItem]) -> Encoded:
+    return Encoded(
+        segment.start,
+        segment.end,
+        segment.times,
+        segment.thumbnail,
+        segment.strip,
+        frames,
+        tuple(items),
+    )

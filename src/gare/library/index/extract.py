@@ -21,6 +21,7 @@ from gare.data.frame_sampling import sample_indices, sample_times
 from gare.data.video import SHORT_SIDE, VideoReader
 from gare.errors import VideoError
 from gare.image_fit import CROP, ImageFit, fit_image
+from gare.library.index.dense_frames import DenseBlocks, DenseChooser
 from gare.library.index.scan import Identity
 from gare.library.index.segment import (
     PICTURES_PER_SECOND,
@@ -29,6 +30,7 @@ from gare.library.index.segment import (
     count_spans,
     find_spans,
 )
+from gare.library.store.store_schema import MOST_DENSE_FRAMES
 
 MAX_ITEMS = 10_000
 MAX_STILL = 500
@@ -36,9 +38,12 @@ MAX_STILL = 500
 last for weeks is made of these."""
 THUMBNAIL_SIDE = 320
 STRIP_FRAME_WIDTH = 96
+DENSE_FRAME_WIDTH = 256
+"""In the strip of dense frames: a card shows one of them."""
 _THUMBNAIL_QUALITY, _STRIP_QUALITY = 80, 70
 _GRID_S = 1.0 - 1e-3
 _GRID_TOLERANCE_S = 1e-3
+_LOOK_SIDE = 32  # small pictures are enough to see that something changed
 
 Message = Frame | SegmentEnd | Facts | Failure | Alive
 
@@ -55,6 +60,16 @@ class Job:
     keep_damaged: bool = False
     identity: Identity | None = None
     """The file that was hashed: what is decoded must be the same one. None is any."""
+
+    @property
+    def most_frames(self) -> int:
+        """The most frames of a segment that is decoded."""
+        return MOST_DENSE_FRAMES if self.segmentation.is_dense else self.num_frames
+
+    @property
+    def strip_width(self) -> int:
+        """How wide a frame is in the strip."""
+        return DENSE_FRAME_WIDTH if self.segmentation.is_dense else STRIP_FRAME_WIDTH
 
 
 def extract(job: Job, descriptor: int) -> Iterator[Message]:
@@ -91,7 +106,7 @@ def _read(job: Job, reader: VideoReader, descriptor: int) -> Iterator[Message]:
     if _gives_too_many(job, reader.duration, descriptor):
         yield too_many
         return
-    messages = _shots(job, reader) if job.segmentation.kind == "shots" else _spans(job, reader)
+    messages = _WAYS.get(job.segmentation.kind, _spans)(job, reader)
     num_items, num_still, shown, last_time = 0, 0, -1.0, -1.0
     for message in messages:
         if isinstance(message, Frame):
@@ -120,7 +135,7 @@ def _read(job: Job, reader: VideoReader, descriptor: int) -> Iterator[Message]:
 def _gives_too_many(job: Job, duration: float, descriptor: int) -> bool:
     """Whether the file gives too many items, known before one is made. A damaged file may claim to last for
     years and end soon: then its last frame decides."""
-    if job.segmentation.kind == "shots" or count_spans(job.segmentation, duration) <= MAX_ITEMS:
+    if job.segmentation.kind in _WAYS or count_spans(job.segmentation, duration) <= MAX_ITEMS:
         return False
     file = VideoFile(Path(job.path), descriptor)
     with file.keeping_its_place(), VideoReader(file.path, descriptor) as other:  # a reader does not go back
@@ -206,6 +221,41 @@ def _shots(job: Job, reader: VideoReader) -> Iterator[Message]:
         yield from _thin(job, start, max(reader.duration, last_time), images, times)
 
 
+def _moments(job: Job, reader: VideoReader) -> Iterator[Message]:
+    """Frames at a steady rate, in blocks."""
+    blocks: DenseBlocks[_Kept] = DenseBlocks(
+        is_short=reader.duration <= MOST_DENSE_FRAMES * job.segmentation.seconds
+    )
+    chooser = DenseChooser(job.segmentation.seconds, is_short=blocks.is_short)
+    number, last_time = 0, -1.0
+    side = _short_side(job) if blocks.is_short else _LOOK_SIDE
+    while number == 0 or number * chooser.step < reader.duration - _GRID_TOLERANCE_S:
+        moment, number = number * chooser.step, number + 1
+        change = reader.next_change - _GRID_TOLERANCE_S
+        if moment < change and last_time >= 0:
+            # The same frame is still on screen, perhaps for weeks: nothing has to be decoded to know it.
+            number = max(number, math.floor(change / chooser.step))
+            continue
+        shown = reader.image_at(moment, side)
+        if shown is None or (reader.has_ended and shown[0] <= last_time):
+            break
+        yield Alive()
+        if shown[0] <= last_time:
+            continue
+        last_time = shown[0]
+        if not chooser.wants(last_time, shown[1]):
+            continue
+        whole = shown if blocks.is_short else reader.image_at(moment, _short_side(job))
+        if whole is not None:
+            for block in blocks.add(last_time, _keep(job, whole[1]), chooser.change):
+                yield from _segment(job, *block)
+    for block in blocks.rest(max(reader.duration, last_time)):
+        yield from _segment(job, *block)
+
+
+_WAYS = {"shots": _shots, "moments": _moments}
+
+
 def _thin(job: Job, start: float, end: float, images: list[_Kept], times: list[float]) -> Iterator[Message]:
     chosen = sample_indices(len(images), job.num_frames)
     return _segment(job, start, end, [images[i] for i in chosen], [times[i] for i in chosen])
@@ -216,7 +266,8 @@ def _segment(job: Job, start: float, end: float, kept: list[_Kept], times: list[
         fitted = frame.fitted or fit_image(frame.image, job.image_size, job.fit)
         yield Frame(time, np.asarray(fitted))
     images = [frame.image for frame in kept]
-    yield SegmentEnd(start, end, len(images), make_thumbnail(images), make_strip(images))
+    strip = make_strip(images, job.strip_width)
+    yield SegmentEnd(start, end, len(images), make_thumbnail(images), strip)
 
 
 def _short_side(job: Job) -> int | None:
@@ -243,10 +294,10 @@ def make_thumbnail(images: Sequence[Image.Image]) -> bytes:
     return _to_jpeg(small, _THUMBNAIL_QUALITY)
 
 
-def make_strip(images: Sequence[Image.Image]) -> bytes:
-    """JPEG of the frames from left to right, each `STRIP_FRAME_WIDTH` pixels wide."""
+def make_strip(images: Sequence[Image.Image], frame_width: int = STRIP_FRAME_WIDTH) -> bytes:
+    """JPEG of the frames from left to right, each `frame_width` pixels wide."""
     width, height = images[0].size
-    size = (STRIP_FRAME_WIDTH, max(1, min(2 * STRIP_FRAME_WIDTH, round(STRIP_FRAME_WIDTH * height / width))))
+    size = (frame_width, max(1, min(2 * frame_width, round(frame_width * height / width))))
     strip = Image.new("RGB", (size[0] * len(images), size[1]))
     for position, image in enumerate(images):
         strip.paste(image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0), (position * size[0], 0))

@@ -13,7 +13,7 @@ import numpy as np
 
 from gare.data.decoder_messages import Bounds, Facts, Failure, Frame, ProtocolError, Record, SegmentEnd
 from gare.data.workers import Refused, Task
-from gare.library.index.extract import MAX_ITEMS, STRIP_FRAME_WIDTH, THUMBNAIL_SIDE, Job
+from gare.library.index.extract import MAX_ITEMS, THUMBNAIL_SIDE, Job
 from gare.library.index.scan import explain, file_identity
 
 _LARGEST_JPEG_HEADER = 1 << 16
@@ -21,7 +21,8 @@ _LARGEST_JPEG_HEADER = 1 << 16
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a file that becomes an item: its frames as the model takes them, before normalising."""
+    """A part of a file that becomes an item, or several: its frames as the model takes them, before
+    normalising."""
 
     start: float
     end: float
@@ -48,7 +49,7 @@ class ExtractTask(Task[Job, Extracted]):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        strip = job.num_frames * 2 * STRIP_FRAME_WIDTH**2
+        strip = job.most_frames * 2 * job.strip_width**2
         self.bounds = Bounds(
             frame_bytes=3 * job.image_size**2,
             picture_bytes=_LARGEST_JPEG_HEADER + 3 * max(THUMBNAIL_SIDE**2, strip),
@@ -102,8 +103,8 @@ class ExtractTask(Task[Job, Extracted]):
         job = self.item
         if frame.pixels.shape != (job.image_size, job.image_size, 3):
             raise ProtocolError("it sent a frame of another size than was asked for")
-        if len(self._frames) >= job.num_frames:
-            raise ProtocolError(f"it sent more than {job.num_frames} frames of a segment")
+        if len(self._frames) >= job.most_frames:
+            raise ProtocolError(f"it sent more than {job.most_frames} frames of a segment")
         if self._frames and frame.time <= self._frames[-1].time:
             raise ProtocolError("it sent frames out of order")
         self._frames.append(frame)

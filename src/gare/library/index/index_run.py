@@ -20,15 +20,15 @@ from gare.data.decoder_messages import Facts, Failure
 from gare.data.workers import Event, Limits, WorkerLost, WorkerPool
 from gare.errors import LibraryError
 from gare.interrupts import note_interrupt
-from gare.library.index.commit import Catalogue, Copy, Row, Writer, copy_rows, make_rows
+from gare.library.index.commit import Catalogue, Copy, Row, Writer, copy_rows, make_frames, make_items
 from gare.library.index.content_hash import Hashed, HashQueue
-from gare.library.index.encode_segments import Encoded, EncodeQueue
+from gare.library.index.encode_segments import EncodedItem, EncodeQueue
 from gare.library.index.extract import Job, Message, extract
 from gare.library.index.extract_task import Changed, Extracted, ExtractTask, Segment
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
 from gare.library.index.plan import Known, Plan, check_roots, make_plan, read_ledger
 from gare.library.index.scan import FoundFile, Scan, explain, printable, scan_folders
-from gare.library.index.segment import parse_segmentation
+from gare.library.index.segment import Segmentation, default_segmentation, parse_segmentation
 from gare.library.store import Store
 from gare.library.store.store_protocol import damaged_library
 from gare.model import GARE
@@ -54,7 +54,7 @@ class IndexOptions:
     """The settings of an indexing run."""
 
     split: str | None = None
-    """How files are segmented: whole, window:SECONDS, shots or auto; None is as before, or whole."""
+    """How files are segmented: moments, whole, window:SECONDS, shots or auto; None is as before."""
     exclude: tuple[str, ...] = ()
     """Patterns of names, or of whole paths where a pattern has a slash."""
     hidden: bool = False
@@ -105,7 +105,7 @@ def index_folders(
     _check_model(store, model)
     if not all(tag.strip() for tag in options.tags):
         raise LibraryError("a tag is empty; give it a name, or leave it out")
-    segmentation = parse_segmentation(options.split or store.get_notes().get("split", "whole"))
+    segmentation = choose_segmentation(options, store, model)
     started = time.monotonic()
     store.check()  # what is damaged must not be called unchanged
     with note_interrupt() as interrupted:
@@ -141,6 +141,29 @@ def index_folders(
         _note_source(store, checked.usable, str(segmentation))
     run.report.seconds = time.monotonic() - started
     return run.report
+
+
+_MOMENTS_NOTE = "knows_moments"
+"""A library without it was made before there were moments."""
+
+
+def choose_segmentation(options: IndexOptions, store: Store, model: GARE) -> Segmentation:
+    """How files are segmented: as asked, as before, or by their moments.
+
+    A library that was made before there were moments is brought up to date, unless it has windows or shots.
+    """
+    can_share, notes = model.has_independent_frames, store.get_notes()
+    if options.split is None and _MOMENTS_NOTE not in notes:
+        return default_segmentation(notes.get("split"), has_temporal=not can_share)
+    chosen = parse_segmentation(options.split or notes["split"])
+    if can_share or not chosen.is_dense:
+        return chosen
+    if options.split is None:  # of the model that was here before
+        return default_segmentation(None, has_temporal=True)
+    raise LibraryError(
+        f"{store.stamp.name} looks at the frames of a segment together, so items cannot share them; index "
+        "with --split auto, window:SECONDS or shots"
+    )
 
 
 def encode_again(
@@ -245,7 +268,11 @@ def _note_source(store: Store, roots: Sequence[str], segmentation: str) -> None:
     """Note the folders and the segmentation in the library."""
     known = store.get_notes()
     folders = sorted({*json.loads(known.get("folders", "[]")), *map(printable, roots)})
-    notes = {"folders": json.dumps(folders, ensure_ascii=False), "split": segmentation}
+    notes = {
+        "folders": json.dumps(folders, ensure_ascii=False),
+        "split": segmentation,
+        _MOMENTS_NOTE: "1",
+    }
     if any(known.get(name) != value for name, value in notes.items()):
         store.set_notes(notes)
 
@@ -278,7 +305,8 @@ class _FileInWork:
 
     file: FoundFile
     content: str
-    encoded: list[Encoded] = field(default_factory=list)
+    encoded: list[tuple[str, EncodedItem]] = field(default_factory=list)
+    """Its items so far, each with the key of its frames."""
     num_waiting: int = 0
     facts: Facts | None = None
 
@@ -311,7 +339,7 @@ class _IndexRun:
                 self._catalogue.forget(file.path)
         known = {file.path for file in plan.changed}
         self._writer = Writer(store, self._catalogue, commit_seconds, known)
-        self._queue: EncodeQueue[_FileInWork] = EncodeQueue(model)
+        self._queue: EncodeQueue[_FileInWork] = EncodeQueue(model, job.segmentation)
         self._jobs: list[Job] = []
         self._in_work: dict[str, _FileInWork] = {}
         self._contents: set[str] = set()  # in work or failed in this run
@@ -392,7 +420,9 @@ class _IndexRun:
         for work, encoded in self._queue.run(is_idle=is_idle):
             self.report.num_items_encoded += 1
             work.num_waiting -= 1
-            work.encoded.append(encoded)
+            frames = make_frames(work.content, self._segmentation, encoded)
+            self._writer.add_frames([frames])
+            work.encoded += [(frames["frames_key"], item) for item in encoded.items]
             self._finish_if_complete(work)
         if is_idle and is_all_hashed and self._twins:
             twins, self._twins = self._twins, []
@@ -477,8 +507,8 @@ class _IndexRun:
         self._contents.discard(work.content)  # from now on the catalogue knows it
         self._write_copies_of(work.file.path)
         tags = sorted({*self._tags, *self._kept_tags(work.file.path)})
-        items, frames = make_rows(work.file, work.content, self._segmentation, work.facts, work.encoded, tags)
-        self._write(work.file, work.content, items, frames)
+        items = make_items(work.file, work.content, work.facts, work.encoded, tags)
+        self._write(work.file, work.content, items, [])
         if work.file.path in self._new:
             self.report.new += 1
         else:
@@ -506,6 +536,7 @@ class _IndexRun:
     def _let_go(self, work: _FileInWork) -> None:
         del self._in_work[work.file.path]
         self._queue.drop(work)
+        self._writer.drop_frames({key for key, _ in work.encoded})
 
     def _fail(self, file: FoundFile, content: str, failure: Failure) -> None:
         self._write_copies_of(file.path)

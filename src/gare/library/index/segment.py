@@ -1,6 +1,8 @@
-"""How a file is segmented into items: as a whole, in windows of equal length, or shot by shot.
+"""How a file is segmented into items: by its moments, as a whole, in windows of equal length, shot by shot.
 
-A shot ends where the colours of the picture change much more than they usually do.
+By its moments, a file gives frames at a steady rate, and `moment_ranges` makes items of them. Otherwise each
+item has its own few frames. A shot ends where the colours of the picture change much more than they usually
+do.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import numpy as np
 from PIL import Image
 
 from gare.errors import ConfigError
+from gare.library.store.store_schema import DENSE
 
+EVERY_S = 1.0
+"""Seconds from one frame to the next, unless another rate is asked for."""
+_SHORTEST_EVERY_S, _LONGEST_EVERY_S = 0.1, 60.0
 PICTURES_PER_SECOND = 4
 SHORTEST_S = 2.0
 LONGEST_S = 60.0
@@ -32,13 +38,32 @@ _NUM_REMEMBERED = 12
 
 @dataclass(frozen=True)
 class Segmentation:
-    """`whole`, `window:SECONDS`, `shots`, or `auto`: windows of a minute in files of over five minutes."""
+    """`moments:SECONDS` (from frame to frame), `whole`, `window:SECONDS`, `shots`, or `auto`: windows of a
+    minute in files of over five minutes."""
 
-    kind: Literal["whole", "window", "shots", "auto"] = "whole"
+    kind: Literal["moments", "whole", "window", "shots", "auto"] = "whole"
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        return f"window:{self.seconds:g}" if self.kind == "window" else self.kind
+        return f"{self.kind}:{self.seconds:g}" if self.seconds else self.kind
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether items are ranges of frames that come at a steady rate."""
+        return self.kind == DENSE
+
+
+def default_segmentation(before: str | None, *, has_temporal: bool) -> Segmentation:
+    """What a library is segmented by when nobody says: its moments.
+
+    Args:
+        before: the segmentation that an older gare noted. Windows and shots were asked for, and stay.
+        has_temporal: the model's frame vectors depend on the frames around them, so that they cannot be
+            shared by items: windows are the next best.
+    """
+    if before not in (None, "whole", "auto"):
+        return parse_segmentation(before)
+    return Segmentation("auto") if has_temporal else Segmentation("moments", EVERY_S)
 
 
 def parse_segmentation(text: str) -> Segmentation:
@@ -48,15 +73,20 @@ def parse_segmentation(text: str) -> Segmentation:
     (Segmentation(kind='window', seconds=30.0), 'window:30')
     """
     kind, _, value = text.partition(":")
+    if text == DENSE:
+        return Segmentation("moments", EVERY_S)
     if kind in ("whole", "shots", "auto") and not value:
         return Segmentation(kind)  # type: ignore[arg-type]
     try:
         seconds = float(value)
     except ValueError:
         seconds = 0.0
+    if kind == DENSE and _SHORTEST_EVERY_S <= seconds <= _LONGEST_EVERY_S:
+        return Segmentation("moments", seconds)
     if kind != "window" or not 1 <= seconds < math.inf:
         raise ConfigError(
-            f"'{text}' is not a segmentation; --split takes whole, shots, auto, or window:SECONDS (1 or more)"
+            f"'{text}' is not a segmentation; --split takes moments, whole, shots, auto, or window:SECONDS "
+            "(1 or more); moments:SECONDS (0.1 to 60) says how often a frame is taken"
         )
     return Segmentation("window", seconds)
 

@@ -22,6 +22,7 @@ from gare.interaction.score_bounds import BoundCards
 from gare.interaction.score_cards import cat_cards
 from gare.library.search.card_file import load_cards, save_cards
 from gare.library.search.damaged_items import DamagedItems
+from gare.library.search.item_frames import card_keys
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline
 from gare.library.store.stored_frames import unpack_frames
@@ -58,30 +59,30 @@ class BoundTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __contains__(self, frames_key: str) -> bool:
-        return frames_key in self._rows
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
 
-    def rows(self, frames_keys: Sequence[str]) -> BoundCards:
+    def rows(self, names: Sequence[str]) -> BoundCards:
         """The cards of items that are in the table."""
         assert self._cards is not None
-        rows = torch.tensor([self._rows[key] for key in frames_keys], dtype=torch.long)
+        rows = torch.tensor([self._rows[key] for key in names], dtype=torch.long)
         return self._cards[rows.to(self._cards.pooled.radius_O.device)]
 
-    def fill(self, ids: Sequence[str], frames_keys: Sequence[str], on_progress: Progress) -> bool:
+    def fill(self, ids: Sequence[str], names: Sequence[str], on_progress: Progress) -> bool:
         """Make what is missing; False where no bounds are known for this interaction."""
-        missing = {key: item for key, item in zip(frames_keys, ids, strict=True) if key not in self._rows}
+        missing = {key: item for key, item in zip(names, ids, strict=True) if key not in self._rows}
         return not missing or self._make(missing, on_progress)
 
     def cards(
-        self, ids: Sequence[str], frames_keys: Sequence[str], on_progress: Progress = lambda done, total: None
+        self, ids: Sequence[str], names: Sequence[str], on_progress: Progress = lambda done, total: None
     ) -> tuple[BoundCards, Tensor] | None:
         """The cards of these items, and which items they belong to; what is missing is made.
 
         Damaged items have none. None: no bounds are known for this interaction.
         """
-        if not self.fill(ids, frames_keys, on_progress) or self._cards is None:
+        if not self.fill(ids, names, on_progress) or self._cards is None:
             return None
-        row_V = torch.tensor([self._rows.get(key, -1) for key in frames_keys], dtype=torch.long)
+        row_V = torch.tensor([self._rows.get(key, -1) for key in names], dtype=torch.long)
         places = (row_V >= 0).nonzero()[:, 0]
         rows = row_V[places]
         if len(rows) == len(self._cards) and torch.equal(rows, torch.arange(len(rows))):
@@ -90,7 +91,7 @@ class BoundTable:
 
     @torch.no_grad()
     def _make(self, missing: dict[str, str], on_progress: Progress) -> bool:
-        """Add the cards of these items, ids by frames key; False where the interaction has no bounds."""
+        """Add the cards of these items, ids by name; False where the interaction has no bounds."""
         keys, parts, new = list(missing), list[BoundCards](), list[str]()
         saved = time.monotonic()
         try:
@@ -100,7 +101,7 @@ class BoundTable:
                 table = self._damaged.read_vectors(ids)
                 if not len(table):
                     continue
-                found = table["frames_key"].to_pylist()
+                found = card_keys(table)
                 video = unpack_frames(table["vectors"], self._model.dim, self._model.device)
                 part = self._model.interaction.bound_cards(video, _DTYPE)
                 if part is None:

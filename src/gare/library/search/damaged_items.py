@@ -24,7 +24,7 @@ from gare.library.store.row_checksums import (
     vector_bytes,
 )
 from gare.library.store.store_protocol import damaged_library
-from gare.library.store.stored_frames import intact_rows
+from gare.library.store.stored_frames import intact_rows, own_frames
 
 _log = logging.getLogger("gare.library")
 _log.addHandler(logging.NullHandler())  # without a log, as on the command line, the warning is enough
@@ -71,13 +71,13 @@ class DamagedItems:
         return table
 
     def keep_intact(self, table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-        """The rows whose vectors are those that were written.
+        """The rows whose vectors are those that were written, with their own frames alone.
 
         Args:
-            table: `id`, `frames_key` and `vectors`; with `vector`, the stage-1 vector, also `checksum`.
+            table: `SCORE_COLUMNS`; with `vector`, the stage-1 vector, also `checksum`.
         """
         ids = table["id"].to_pylist()
-        good = intact_rows(table["frames_key"].to_pylist(), table["vectors"])
+        good = intact_rows(table)
         if "vector" in table.schema.names:
             checksums = table[CHECKSUM_COLUMN].to_pylist()
             vectors = vector_bytes(table["vector"])
@@ -91,21 +91,21 @@ class DamagedItems:
             table = table.filter(pa.array(good, pa.bool_()))
         if self._found:
             self._forget(table["id"].to_pylist())
-        return table
+        return own_frames(table, self._store.stamp.num_frames)
 
     def read_facts(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Rows by id, without those that are damaged or gone. The columns hold all that a hit shows."""
         wanted = list(dict.fromkeys([*columns, "frames_key", CHECKSUM_COLUMN]))
         table, lost = fetch_readable(self._store, ids, wanted)
-        facts = {}
+        good = []
         for row in table.to_pylist():
             times = {"times": row["times"]}
-            if damaged_item_columns(row) or damaged_frame_columns(row["frames_key"], times):
+            good.append(not (damaged_item_columns(row) or damaged_frame_columns(row["frames_key"], times)))
+            if not good[-1]:
                 lost[row["id"]] = "its facts or times are not those that were written"
-            else:
-                facts[row["id"]] = row
         self._note(lost)
-        return facts
+        whole = own_frames(table.filter(pa.array(good, pa.bool_())), self._store.stamp.num_frames)
+        return {row["id"]: row for row in whole.to_pylist()}
 
     def error(self, item: str) -> DamagedLibraryError:
         """What to raise where an item is needed and nothing else will do."""

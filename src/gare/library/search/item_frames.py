@@ -1,6 +1,4 @@
-"""Items as they are read to be scored: which frames of the stored ones are theirs.
-
-A row of frames belongs to one item, or, where frames are dense, to several: each is a range of them.
+"""Items as they are read to be scored: who they are, which part of which file, and their frames.
 
 Shapes: V items, F frames, D embedding.
 """
@@ -10,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gare.library.store.store_schema import is_dense
 from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.types import VideoFeatures
@@ -19,6 +18,19 @@ if TYPE_CHECKING:
 
 SCORE_COLUMNS = ("id", "path", "start", "end", "frames_key", "times", "vectors")
 """What scoring reads of an item."""
+
+
+def card_keys(rows: pa.Table | pa.RecordBatch) -> list[str]:
+    """A name for the frames of each item, under which this machine keeps what it made of them.
+
+    Args:
+        rows: with `frames_key`, `start` and `end`.
+    """
+    columns = (rows.column(name).to_pylist() for name in ("frames_key", "start", "end"))
+    return [
+        f"{key}#{start:.3f}-{end:.3f}" if is_dense(key) else key
+        for key, start, end in zip(*columns, strict=True)
+    ]
 
 
 class Span(NamedTuple):
@@ -46,7 +58,7 @@ class ItemFrames:
 
     @classmethod
     def of(cls, rows: pa.Table | pa.RecordBatch, model: GARE) -> ItemFrames:
-        """From rows with `SCORE_COLUMNS`; there is at least one."""
+        """From rows with `SCORE_COLUMNS`, each with its own frames alone; there is at least one."""
         columns = (rows.column(name).to_pylist() for name in ("path", "start", "end"))
         spans = [Span(*span) for span in zip(*columns, strict=True)]
         video = unpack_frames(rows.column("vectors"), model.dim, model.device)

@@ -25,6 +25,7 @@ from gare.interaction.score_cards import cat_cards, map_tensors, num_bytes
 from gare.library.search.bound_table import BoundTable, Progress, table_name
 from gare.library.search.card_file import load_cards, save_cards
 from gare.library.search.damaged_items import DamagedItems
+from gare.library.search.item_frames import card_keys
 from gare.library.store import Store
 from gare.library.store.read_deadline import check_deadline
 from gare.library.store.stored_frames import unpack_frames
@@ -76,12 +77,12 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def num_held(self, frames_keys: Sequence[str]) -> int:
+    def num_held(self, names: Sequence[str]) -> int:
         """How many of these are here."""
-        return sum(map(self._rows.__contains__, frames_keys))
+        return sum(map(self._rows.__contains__, names))
 
     def make(self, missing: Mapping[str, str], table: BoundTable, on_progress: Progress) -> None:
-        """Add the keys of these items, ids by frames key, as far as memory allows; `table` has the balls."""
+        """Add the keys of these items, ids by card key, as far as memory allows; `table` has the balls."""
         wanted = {key: item for key, item in missing.items() if key not in self._rows}
         keys, parts, new = list(wanted), list[RefinedCards](), list[str]()
         try:
@@ -102,10 +103,10 @@ class KeyTable:
             if parts:
                 self._add(new, parts)
 
-    def blocks(self, frames_keys: Sequence[str]) -> Iterator[tuple[RefinedCards, Tensor, Tensor]]:
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[RefinedCards, Tensor, Tensor]]:
         """Cards that hold these items, as far as they are there; for each block which of its rows are wanted,
         and to which of the items they belong."""
-        row_V = torch.tensor([self._rows.get(key, -1) for key in frames_keys], dtype=torch.long)
+        row_V = torch.tensor([self._rows.get(key, -1) for key in names], dtype=torch.long)
         row_V, place_V = row_V.sort()
         starts = torch.tensor([*self._starts, len(self._rows)])
         for chunk, (first, last) in enumerate(torch.searchsorted(row_V, starts).unfold(0, 2, 1).tolist()):
@@ -118,7 +119,7 @@ class KeyTable:
 
     def _make_part(self, ids: Sequence[str], table: BoundTable) -> tuple[list[str], RefinedCards | None]:
         rows = self._damaged.read_vectors(ids)
-        keys = rows["frames_key"].to_pylist() if len(rows) else []
+        keys = card_keys(rows) if len(rows) else []
         if not keys or not all(key in table for key in keys):
             return [], None
         video = unpack_frames(rows["vectors"], self._model.dim, self._model.device)

@@ -33,7 +33,7 @@ from gare.library.filters import Filter
 from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
-from gare.library.search.item_frames import ItemFrames
+from gare.library.search.item_frames import ItemFrames, card_keys
 from gare.library.search.key_table import KeyTable
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
@@ -197,9 +197,10 @@ class ProvenSearch:
     def _items(self, where: Filter | None) -> tuple[list[str], list[str]]:
         ids: list[str] = []
         keys: list[str] = []
-        for batch in checked(self._store.scan(where=where, columns=["id", "frames_key"])):
+        columns = ["id", "frames_key", "start", "end"]
+        for batch in checked(self._store.scan(where=where, columns=columns)):
             ids += batch.column("id").to_pylist()
-            keys += batch.column("frames_key").to_pylist()
+            keys += card_keys(batch)
         return ids, keys
 
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:

@@ -16,12 +16,13 @@ import torch
 from gare.atomic import write_text
 from gare.errors import LibraryError
 from gare.extras import is_installed
+from gare.library.search.item_frames import SCORE_COLUMNS
 from gare.library.search.query_language import Term
 from gare.library.search.search_request import SearchRequest
 from gare.library.search.searcher import Searcher
 from gare.library.search.stage1 import AUDIT_NOTE, AUDIT_SENTENCES, plain_vectors, stage1_queries
 from gare.library.store.row_checksums import CHECKSUM_COLUMN, damaged_item_columns, vector_bytes
-from gare.library.store.stored_frames import intact_rows, unpack_frames
+from gare.library.store.stored_frames import intact_rows, own_frames, unpack_frames
 from gare.types import TextFeatures
 
 if TYPE_CHECKING:
@@ -109,10 +110,11 @@ def _score_all(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Exact, stage-1 and plain scores of every pair, in one pass over the library; and the ids."""
     model, parts, ids = searcher.model, [], []
-    for batch in searcher.store.scan(columns=["id", "frames_key", "vector", "vectors", CHECKSUM_COLUMN]):
-        if not batch.num_rows:
+    for stored_rows in searcher.store.scan(columns=[*SCORE_COLUMNS, "vector", CHECKSUM_COLUMN]):
+        if not stored_rows.num_rows:
             continue
-        _check_intact(searcher, batch)
+        _check_intact(searcher, stored_rows)
+        batch = own_frames(stored_rows, searcher.store.stamp.num_frames)
         video = unpack_frames(batch.column("vectors"), model.dim, model.device)
         stored = np.stack(batch.column("vector").to_numpy(zero_copy_only=False))
         stored_VE = torch.from_numpy(stored).to(model.device)
@@ -127,11 +129,11 @@ def _score_all(
 
 def _check_intact(searcher: Searcher, batch: pa.RecordBatch) -> None:
     """An audit of damaged vectors would recommend a wrong number of candidates."""
-    rows = batch.drop_columns(["vector", "vectors"]).to_pylist()
-    good = intact_rows([row["frames_key"] for row in rows], batch["vectors"])
-    for row, vector, is_good in zip(rows, vector_bytes(batch["vector"]), good, strict=True):
-        if not is_good or damaged_item_columns(row, vector):
-            raise searcher.damaged.error(row["id"])
+    good = intact_rows(batch)
+    columns = (batch[name].to_pylist() for name in ("id", CHECKSUM_COLUMN))
+    for item, checksum, vector, is_good in zip(*columns, vector_bytes(batch["vector"]), good, strict=True):
+        if not is_good or damaged_item_columns({CHECKSUM_COLUMN: checksum}, vector):
+            raise searcher.damaged.error(item)
 
 
 def _grid(num_items: int, top: int) -> list[int]:

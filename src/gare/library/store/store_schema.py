@@ -1,7 +1,8 @@
 """What a library keeps, as Arrow schemas: every store holds the same three tables.
 
-- **items**, one row per searchable segment of video: a whole file, or a window or shot of one. The truth.
-- **frames**, the wide part of an item: frame vectors, thumbnail, strip. Append-only, written before its item.
+- **items**, one row per searchable segment of video: a whole file, or a range of one. The truth.
+- **frames**, the wide part: frame vectors, thumbnail, strip. Append-only, written before its items. A row
+  belongs to one item; a row of dense frames (`DENSE`) to all items that are ranges of it.
 - **files**, the ledger: what became of every file that was found. Written last.
 
 A file's items, then its ledger row: after a crash in between, the file is read again, its content is
@@ -29,7 +30,7 @@ from gare.library.store.row_checksums import CHECKSUM_COLUMN, add_checksums
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 READABLE_VERSION = 1
 """The oldest format that can be read as it is; what is older is brought up to date first."""
 
@@ -58,15 +59,32 @@ def parse_stamp(text: str | None) -> ModelStamp | None:
         return None
 
 
-def item_id(path: str, start: float) -> str:
+DENSE = "moments"
+"""How the segmentation of dense frames begins. Their rows are blocks of a file at a steady rate."""
+MOST_DENSE_FRAMES = 64
+"""The most frames of a row of dense frames."""
+
+
+def is_dense(frames_key: str) -> bool:
+    """Whether the row of this key holds dense frames, of which an item has those within its range.
+
+    >>> is_dense("ab12/moments:1/0.000/f00/12"), is_dense("ab12/whole/0.000/f00/12")
+    (True, False)
+    """
+    return f"/{DENSE}:" in frames_key
+
+
+def item_id(path: str, start: float, end: float | None = None) -> str:
     """The name of the segment of `path` that starts at `start` seconds; the same on every run.
+
+    Args:
+        end: of a range of dense frames, of which several may start together.
 
     >>> item_id("/videos/dog.mp4", 0.0)
     'b2dfb3a0f077c5f81304'
     """
-    return hashlib.blake2b(
-        f"{path}\n{start:.3f}".encode("utf-8", "surrogateescape"), digest_size=10
-    ).hexdigest()
+    place = f"{path}\n{start:.3f}" if end is None else f"{path}\n{start:.3f}-{end:.3f}"
+    return hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
 @lru_cache
@@ -176,9 +194,12 @@ def checked_frames(frames: pa.Table, stamp: ModelStamp) -> pa.Table:
     _check_unique(frames["frames_key"].to_pylist(), "frames have the same frames_key twice")
     sizes = pc.binary_length(frames["vectors"]).to_numpy()
     one = 2 * stamp.dim
-    if (sizes % one != 0).any() or (sizes == 0).any() or (sizes > one * stamp.num_frames).any():
+    dense = np.array([is_dense(key) for key in frames["frames_key"].to_pylist()], dtype=bool)
+    most = np.where(dense, MOST_DENSE_FRAMES, stamp.num_frames)
+    if (sizes % one != 0).any() or (sizes == 0).any() or (sizes > one * most).any():
         raise ValueError(
-            f"frame vectors must be 1 to {stamp.num_frames} float16 vectors of {stamp.dim} dimensions"
+            f"frame vectors must be 1 to {stamp.num_frames} float16 vectors of {stamp.dim} dimensions "
+            f"({MOST_DENSE_FRAMES} where they are dense)"
         )
     return frames
 
@@ -281,7 +302,12 @@ def _add_checksums(store: Migratable) -> None:
     store.add_column("items", CHECKSUM_COLUMN, "")
 
 
-MIGRATIONS: list[Callable[[Migratable], None]] = [_add_split_and_strip, _add_checksums]
+def _share_frames(store: Migratable) -> None:
+    """Version 2 had a row of frames for each item, and so have its items now. The next `gare index` makes
+    dense ones, which several items share: an older gare would take all of them for each."""
+
+
+MIGRATIONS: list[Callable[[Migratable], None]] = [_add_split_and_strip, _add_checksums, _share_frames]
 """Step n turns version n into n + 1. It may be repeated: the version is written after it, so that a kill in
 between runs it again."""
 
