@@ -70,12 +70,21 @@ class DamagedItems:
             raise self.error(next(iter(lost)))
         return table
 
+    def read_blocks(self, ids: Sequence[str]) -> pa.Table:
+        """Rows of the items that are intact, with all frames of the row that theirs are a range of."""
+        table, lost = fetch_readable(self._store, ids, SCORE_COLUMNS)
+        self._note(lost)
+        return self._intact(table)
+
     def keep_intact(self, table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
         """The rows whose vectors are those that were written, with their own frames alone.
 
         Args:
             table: `SCORE_COLUMNS`; with `vector`, the stage-1 vector, also `checksum`.
         """
+        return own_frames(self._intact(table), self._store.stamp.num_frames)
+
+    def _intact(self, table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
         ids = table["id"].to_pylist()
         good = intact_rows(table)
         if "vector" in table.schema.names:
@@ -91,7 +100,7 @@ class DamagedItems:
             table = table.filter(pa.array(good, pa.bool_()))
         if self._found:
             self._forget(table["id"].to_pylist())
-        return own_frames(table, self._store.stamp.num_frames)
+        return table
 
     def read_facts(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Rows by id, without those that are damaged or gone. The columns hold all that a hit shows."""

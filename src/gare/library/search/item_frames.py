@@ -39,6 +39,8 @@ class Span(NamedTuple):
     path: str
     start: float
     end: float
+    is_dense: bool = False
+    """It is a range of dense frames."""
 
     def overlaps(self, other: Span) -> bool:
         """Whether they share more than a point in time."""
@@ -59,7 +61,9 @@ class ItemFrames:
     @classmethod
     def of(cls, rows: pa.Table | pa.RecordBatch, model: GARE) -> ItemFrames:
         """From rows with `SCORE_COLUMNS`, each with its own frames alone; there is at least one."""
-        columns = (rows.column(name).to_pylist() for name in ("path", "start", "end"))
-        spans = [Span(*span) for span in zip(*columns, strict=True)]
+        columns = (rows.column(name).to_pylist() for name in ("path", "start", "end", "frames_key"))
+        spans = [
+            Span(path, start, end, is_dense(key)) for path, start, end, key in zip(*columns, strict=True)
+        ]
         video = unpack_frames(rows.column("vectors"), model.dim, model.device)
         return cls(rows.column("id").to_pylist(), spans, video)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gare.library.search.item_frames import ItemFrames, Span
+from gare.library.search.refined_moment import RefinedMoment
 from gare.library.search.search_hit import Certificate, Explanation
 from gare.library.search.search_request import SearchRequest
 from gare.library.search.stage1 import unit_means
@@ -54,6 +55,8 @@ class Ranking:
     frame_weights: list[list[float]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     """Which of them become hits; places are those of this ranking."""
+    refined: dict[str, RefinedMoment] = field(default_factory=dict)
+    """Where the moments of hits begin and end, by id, where frames are dense enough to tell."""
     duplicates: list[tuple[str, ...]] = field(default_factory=list)
     """Ids of the near-copies that each hit stands for."""
     explanations: list[Explanation | None] = field(default_factory=list)

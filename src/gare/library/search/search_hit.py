@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gare.library.search.refined_moment import RefinedMoment
+
 HIT_COLUMNS = (
     "id",
     "path",
@@ -54,9 +56,10 @@ class SearchHit:
     score: float
     path: str
     start: float
+    """Where the moment begins, in seconds into the file; where its frames are too few to tell, the item."""
     end: float
     moment: float
-    """Seconds into the file: the time of the frame with the best score (`find_moment`)."""
+    """The time of the frame with the best score (`find_moment`)."""
     frame_times: tuple[float, ...]
     frame_scores: tuple[float, ...]
     """Cosine of the query with each frame."""
@@ -111,17 +114,20 @@ def make_hit(
     duplicates: tuple[str, ...],
     explanation: Explanation | None,
     others: tuple[OtherMoment, ...] = (),
+    refined: RefinedMoment | None = None,
 ) -> SearchHit:
     """A hit from a row of the store and what the search knows; frames beyond the real ones are padding."""
     times = tuple(float(time) for time in facts["times"])
     real_scores = tuple(frame_scores[: len(times)])
+    start, end = facts["start"], facts["end"]
+    part = refined or RefinedMoment(start, end, find_moment(times, real_scores, start, end))
     return SearchHit(
         id=facts["id"],
         score=score,
         path=facts["path"],
-        start=facts["start"],
-        end=facts["end"],
-        moment=find_moment(times, real_scores, facts["start"], facts["end"]),
+        start=part.start,
+        end=part.end,
+        moment=part.best,
         frame_times=times,
         frame_scores=real_scores,
         frame_weights=tuple(frame_weights[: len(times)]),

@@ -23,6 +23,7 @@ from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
 from gare.library.search.query_vectors import EncodedQuery, QueryEncoder
 from gare.library.search.ranked_items import Choice, Ranking
+from gare.library.search.refined_moment import FrameLine, RefinedMoment, refine
 from gare.library.search.search_hit import (
     HIT_COLUMNS,
     Certificate,
@@ -118,9 +119,26 @@ class Searcher:
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
             choices=own,
+            refined=self._refine(query, ranking, hits.take([choice.place for choice in own])),
             duplicates=[tuple(ranking.ids[copy] for copy in choice.copies) for choice in choices],
             explanations=self._explain(query, ranking, choices) if explained else [None] * len(choices),
         )
+
+    def _refine(self, query: EncodedQuery, ranking: Ranking, hits: Ranking) -> dict[str, RefinedMoment]:
+        """Where the moments of hits begin and end; of those alone that are ranges of dense frames."""
+        ids = [item for item, span in zip(hits.ids, hits.spans, strict=True) if span.is_dense]
+        table = self.damaged.read_blocks(ids) if ids else None
+        if table is None or not len(table):
+            return {}
+        everywhere = self.scorer.frames(query, ranking.video)[0][ranking.video.mask_VF]
+        usual = float(everywhere.median())
+        cosine_VF, _ = self.scorer.frames(query, ItemFrames.of(table, self.model).video)
+        refined = {}
+        for row, cosines in zip(table.drop_columns(["vectors"]).to_pylist(), cosine_VF.tolist(), strict=True):
+            times = row["times"]
+            line = FrameLine(times, _end_of(times, row["end"]), cosines[: len(times)])
+            refined[row["id"]] = refine(line, row["start"], row["end"], usual)
+        return refined
 
     def show(self, rankings: Sequence[Ranking]) -> list[Hits]:
         """The second part: what is known about the items. One read for all searches that came together."""
@@ -301,6 +319,12 @@ class Searcher:
         ]
 
 
+def _end_of(times: Sequence[float], end: float) -> float:
+    """When the last frame of a block leaves the screen; where the item ends before, as long after it came as
+    the one before it did."""
+    return end if end > times[-1] else 2 * times[-1] - times[-2]
+
+
 def _make_hits(ranking: Ranking, facts: dict[str, dict[str, Any]]) -> Iterator[SearchHit]:
     """The hits of a ranking, of items about which something is known."""
     for choice, copies, explanation in zip(
@@ -325,4 +349,5 @@ def _make_hits(ranking: Ranking, facts: dict[str, dict[str, Any]]) -> Iterator[S
             duplicates=copies,
             explanation=explanation,
             others=others,
+            refined=ranking.refined.get(ranking.ids[choice.place]),
         )
