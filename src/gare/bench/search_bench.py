@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from gare.library.search.search_request import SearchRequest
 from gare.library.search.searcher import Searcher
 from gare.library.search.stage1 import AUDIT_SENTENCES, stage1_queries
 from gare.library.store.stored_frames import unpack_frames
+from gare.model import GARE
 from gare.types import TextFeatures
 
 
@@ -64,19 +65,48 @@ class SearchBenchmark:
     """The share of the candidates of an exact scan that stage 1 finds."""
     open_and_first_ms: float
     peak_memory_gb: float
+    hours: int = 0
+    """Hours of film with dense frames that were added, for `with_films`."""
+    num_with_films: int = 0
+    with_films: Spread | None = None
+    """`search` with the films beside the items."""
 
 
 def benchmark_search(
-    *, num_items: int, dim: int, frames: int, candidates: int, queries: int, folder: Path | None, say: Say
+    *,
+    num_items: int,
+    dim: int,
+    frames: int,
+    candidates: int,
+    queries: int,
+    folder: Path | None,
+    say: Say,
+    hours: int = 0,
 ) -> SearchBenchmark:
-    """Build the library (or take the one in `folder`) and search it."""
+    """Build the library (or take the one in `folder`) and search it.
+
+    Args:
+        hours: measure it once more with so many hours of film beside the items, in the same run.
+    """
     model = synthetic_model(dim, frames)
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "library"
         make_library(place, model, num_items, say)
-        started = time.perf_counter()
-        library = stack.enter_context(Library.open(place, model=model))
-        texts = _query_vectors(dim, queries + 1)
+        result = _measure_at(place, model, candidates, queries, frames, say)
+        if not hours:
+            return result
+        beside = place.with_name(f"{place.name}-films")  # so that both can be used again
+        make_library(beside, model, num_items, say, hours=hours)
+        films = _measure_at(beside, model, candidates, queries, frames, say)
+        return replace(result, hours=hours, with_films=films.search, num_with_films=films.num_items)
+
+
+def _measure_at(
+    place: Path, model: GARE, candidates: int, queries: int, frames: int, say: Say
+) -> SearchBenchmark:
+    started = time.perf_counter()
+    with Library.open(place, model=model) as library:
+        texts = _query_vectors(model.dim, queries + 1)
         _search(library.searcher, encoded_vector(texts[-1]), candidates)
         first = 1000 * (time.perf_counter() - started)
         say("searching")
@@ -111,7 +141,7 @@ def _measure(
         timed("plain_search", words_to_hits, f"{sentence} once more", query, 10)
         timed("encode", model.encode_text, [sentence])
         found = timed("stage1", store.search, query.stage1_E[None], candidates)[0]
-        table = timed("fetch", store.fetch, found.ids, ["id", "vectors"])
+        table = timed("fetch", searcher.damaged.read_vectors, found.ids)
         video = timed("unpack", unpack_frames, table["vectors"], model.dim, model.device)
         timed("score", interaction.score, query.text, video)
         timed("dense_score", score_in_blocks, interaction.score_pairs, query.text, video)
@@ -119,7 +149,9 @@ def _measure(
         if number < 10:
             exact = store.search(query.stage1_E[None], candidates, exact=True)[0]
             shares.append(len(set(exact.ids) & set(found.ids)) / len(exact.ids))
-    spreads = {name: Spread(*np.percentile(values, [50, 95]).tolist()) for name, values in times.items()}
+    spreads: dict[str, Any] = {
+        name: Spread(*np.percentile(values, [50, 95]).tolist()) for name, values in times.items()
+    }
     return SearchBenchmark(
         num_items=len(library),
         dim=model.dim,

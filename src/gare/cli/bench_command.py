@@ -149,6 +149,7 @@ def search(
     frames: int = typer.Option(12, min=1, help="Frames per item."),
     candidates: int = typer.Option(256, min=10, help="Items scored exactly."),
     queries: int = typer.Option(100, min=10, help="Searches timed."),
+    hours: int = typer.Option(0, min=0, help="Search once more with so many hours of film beside the items."),
     folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
@@ -157,6 +158,8 @@ def search(
     Examples:
 
         gare bench search
+
+        gare bench search --hours 100
 
         gare bench search --items 2000 --queries 20 --json
     """
@@ -169,6 +172,7 @@ def search(
         frames=frames,
         candidates=candidates,
         queries=queries,
+        hours=hours,
         folder=folder,
         say=console.print,
     )
@@ -196,7 +200,13 @@ def search(
     for name, label in names.items():
         spread = getattr(result, name)
         table.add_row(label, f"{spread.p50:.1f}", f"{spread.p95:.1f}")
+    if result.with_films is not None:
+        label = f"with {hours:,} hours of film: {result.num_with_films:,} items"
+        table.add_row(label, f"{result.with_films.p50:.1f}", f"{result.with_films.p95:.1f}")
     Console().print(table)
+    if result.with_films is not None:
+        ratio = result.with_films.p50 / result.search.p50
+        typer.echo(f"with the films a search takes {ratio:.2f} times as long")
     typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
 
 

@@ -46,7 +46,11 @@ def index(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Segments: whole, window:SECONDS, shots or auto; default: as before, or whole."),
+        typer.Option(help="Segments: moments, whole, window:SECONDS, shots or auto; default: moments."),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=60, help="Seconds from one frame of a video to the next; default: 1."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
@@ -87,7 +91,9 @@ def index(
 
         gare index ~/Videos
 
-        gare index ~/Videos /mnt/camera --library ~/videos.gare --split auto --exclude '*.tmp.mp4'
+        gare index ~/Videos /mnt/camera --library ~/videos.gare --exclude '*.tmp.mp4'
+
+        gare index ~/Lectures --every 5
 
         gare index ~/Videos --watch 30
 
@@ -104,7 +110,12 @@ def index(
     from gare.library.index.index_run import IndexOptions
     from gare.library.index.segment import parse_segmentation
     from gare.library.library import Library
+    from gare.library.store.store_schema import DENSE
 
+    if every is not None:
+        if split not in (None, DENSE):
+            raise typer.BadParameter(f"goes with --split {DENSE} only", param_hint="--every")
+        split = f"{DENSE}:{every:g}"
     parse_segmentation(split or "whole")  # before a model is loaded
     options = IndexOptions(
         split=split,
@@ -210,8 +221,7 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
         "failed before": report.failed_before,
     }
     shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
-    rate = f" ({report.num_items_encoded / report.seconds:.1f} items/s)" if report.num_items_encoded else ""
-    typer.echo(f"{shown}; {report.seconds:.1f} s{rate}")
+    typer.echo(f"{shown}; {report.seconds:.1f} s{_describe_rate(report)}")
     num_items = len(library)
     typer.echo(f"library {place}: {num_items:,} item{'s' * (num_items != 1)}")
     if report.changed_to:
@@ -230,6 +240,14 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
             + (f" (now: {kinds})" if kinds else "")
             + f". See them: gare index --failed --library {place}; after mending: --retry-failed"
         )
+
+
+def _describe_rate(report: IndexReport) -> str:
+    """How fast it was, where videos were decoded."""
+    if not report.video_seconds:
+        return ""
+    times = report.video_seconds / max(report.seconds, 1e-3)
+    return f" ({report.video_seconds / 3600:.1f} hours of video, {times:.0f} times as fast as they play)"
 
 
 def _list_failed(place: str, as_json: bool) -> None:
@@ -296,7 +314,7 @@ class _Bar:
             total=progress.total,
             rate=progress.done / max(1e-3, time.monotonic() - self._started),
             failed=f"{progress.failed:,} failed" if progress.failed else "",
-            folder=escape(_shorten(os.path.dirname(progress.path))),
+            folder=escape(_place(progress)),
         )
 
 
@@ -311,12 +329,21 @@ class _Lines:
             return
         self._last = now
         rate = progress.done / (now - self._started)
-        minutes = (progress.total - progress.done) / rate / 60
+        minutes = (progress.total - progress.done) / rate / 60 if rate else 0.0
+        to_go = f"{rate:.1f} files/s, {minutes:.0f} min to go, " if rate else ""
         self._console.print(
-            f"{progress.done:,} of {progress.total:,} files, {progress.failed:,} failed, {rate:.1f} files/s, "
-            f"{minutes:.0f} min to go, in {_shorten(os.path.dirname(progress.path))}",
+            f"{progress.done:,} of {progress.total:,} files, {progress.failed:,} failed, {to_go}"
+            f"in {_place(progress)}",
             markup=False,
         )
+
+
+def _place(progress: IndexProgress) -> str:
+    """The folder that is being read; how far a long file is read."""
+    if progress.at is None:
+        return _shorten(os.path.dirname(progress.path))
+    minutes, seconds = divmod(int(progress.at), 60)
+    return f"{_shorten(os.path.basename(progress.path))} at {minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def _shorten(folder: str) -> str:

@@ -465,7 +465,8 @@ class Library:
         return rows[0] if rows else None
 
     def delete(self, items: Sequence[str]) -> int:
-        """Take items out of the library. Their files stay, and stay out of it until they change."""
+        """Take items out of the library; how many there were. Their files stay, and stay out of it until they
+        change. Moments of a file go together: whoever removes one means the file."""
         self._follow(now=True)
         return delete_items(self.store, items)
 

@@ -128,6 +128,7 @@ def _check_all_there(
 def _add(total: IndexReport, report: IndexReport) -> None:
     total.encoded_again += report.new + report.changed + report.moved + report.duplicate
     total.num_items_encoded += report.num_items_encoded
+    total.video_seconds += report.video_seconds
     total.num_items_reused += report.num_items_reused
     total.failures += report.failures
     total.skipped_roots |= report.skipped_roots

@@ -292,7 +292,8 @@ def delete_items(store: Store, items: Sequence[str]) -> int:
     First the ledger counts fewer items, so that what was deleted is not taken for a loss. After a crash in
     between there are more items than it counts, which is no loss.
     """
-    found = Counter(store.fetch(list(dict.fromkeys(items)), ["path"])["path"].to_pylist())
+    items = _with_their_file(store, list(dict.fromkeys(items)))
+    found = Counter(store.fetch(items, ["path"])["path"].to_pylist())
     paths = pa.array(list(found), pa.string())
     lines = [
         {**line, "num_items": max(0, line["num_items"] - found[line["path"]])}
@@ -302,6 +303,13 @@ def delete_items(store: Store, items: Sequence[str]) -> int:
     if lines:
         store.record_files(pa.Table.from_pylist(lines, schema=file_schema()))
     return store.delete(items)
+
+
+def _with_their_file(store: Store, items: Sequence[str]) -> list[str]:
+    """These items, and of files with dense frames all others: their ranges overlap."""
+    rows = store.fetch(items, ["path", "frames_key"]).to_pylist()
+    paths = sorted({row["path"] for row in rows if is_dense(row["frames_key"])})
+    return list(dict.fromkeys([*items, *(sorted(store.items_of(paths)) if paths else [])]))
 
 
 class Writer:

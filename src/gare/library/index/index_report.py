@@ -36,6 +36,8 @@ class IndexReport:
     """What failed in this run."""
     num_items_encoded: int = 0
     num_items_reused: int = 0
+    video_seconds: float = 0.0
+    """How long the files play that were decoded and encoded."""
     skipped_roots: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
@@ -64,6 +66,7 @@ class IndexReport:
             failed_before=max(0, self.failed_before - num_known),
             failures=[*before.failures, *self.failures],
             num_items_encoded=before.num_items_encoded + self.num_items_encoded,
+            video_seconds=before.video_seconds + self.video_seconds,
             seconds=before.seconds + self.seconds,
             encoded_again=before.encoded_again,
             changed_to=before.changed_to,
@@ -86,3 +89,5 @@ class IndexProgress:
     total: int
     failed: int
     path: str
+    at: float | None = None
+    """A long file is being read, and this second of it is done; None when a whole file is done."""

@@ -418,11 +418,12 @@ class _IndexRun:
     def advance(self, *, is_idle: bool, is_all_hashed: bool) -> None:
         """Encode and write what is due."""
         for work, encoded in self._queue.run(is_idle=is_idle):
-            self.report.num_items_encoded += 1
+            self.report.num_items_encoded += len(encoded.items)
             work.num_waiting -= 1
             frames = make_frames(work.content, self._segmentation, encoded)
             self._writer.add_frames([frames])
             work.encoded += [(frames["frames_key"], item) for item in encoded.items]
+            self._tell(work.file.path, at=encoded.end)
             self._finish_if_complete(work)
         if is_idle and is_all_hashed and self._twins:
             twins, self._twins = self._twins, []
@@ -507,6 +508,7 @@ class _IndexRun:
         self._contents.discard(work.content)  # from now on the catalogue knows it
         self._write_copies_of(work.file.path)
         tags = sorted({*self._tags, *self._kept_tags(work.file.path)})
+        self.report.video_seconds += work.facts.duration
         items = make_items(work.file, work.content, work.facts, work.encoded, tags)
         self._write(work.file, work.content, items, [])
         if work.file.path in self._new:
@@ -550,4 +552,8 @@ class _IndexRun:
 
     def _count(self, path: str) -> None:
         self._num_done += 1
-        self._on_progress(IndexProgress(self._num_done, self._plan.num_to_do, self.report.failed, path))
+        self._tell(path)
+
+    def _tell(self, path: str, at: float | None = None) -> None:
+        done, total = self._num_done, self._plan.num_to_do
+        self._on_progress(IndexProgress(done, total, self.report.failed, path, at))

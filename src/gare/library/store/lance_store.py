@@ -229,7 +229,7 @@ class LanceStore(Store):
                 self._check_found(items, rows, places)
                 rows = rows[[place is not None for place in places]]
                 frame_rows = frames.rows.addresses(place for place in places if place)
-                arrays |= _take(frames, frame_rows, frame_columns)
+                arrays |= _take_once(frames, frame_rows, frame_columns)
             kept = [name for name in item_columns if name in items.key_columns]
             arrays |= {name: _strings(items.rows.values_at(name, rows)) for name in kept}
             arrays |= _take(items, rows, [name for name in item_columns if name not in kept])
@@ -449,6 +449,14 @@ def _strings(values: Sequence[str]) -> pa.Array:
     import pyarrow as pa
 
     return pa.array(values, pa.string())
+
+
+def _take_once(snapshot: Snapshot, addresses: np.ndarray, columns: list[str]) -> dict[str, Any]:
+    """As `_take`; rows that several items share are read once."""
+    unique, places = np.unique(addresses, return_inverse=True)
+    if len(unique) == len(addresses):
+        return _take(snapshot, addresses, columns)
+    return {name: column.take(places) for name, column in _take(snapshot, unique, columns).items()}
 
 
 def _take(snapshot: Snapshot, addresses: np.ndarray, columns: list[str]) -> dict[str, Any]:
