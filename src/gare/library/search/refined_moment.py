@@ -10,8 +10,8 @@ Shapes: F frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,20 @@ class RefinedMoment:
     end: float
     best: float
 
+    def beside(self, own: tuple[float, float], others: Iterable[tuple[float, float]]) -> RefinedMoment:
+        """The moment up to the next of other parts of the file, none of which overlaps its own range.
+
+        >>> RefinedMoment(1.0, 9.0, 4.0).beside((3.0, 5.0), [(7.0, 8.0), (0.0, 2.0)])
+        RefinedMoment(start=2.0, end=7.0, best=4.0)
+        """
+        start, end = self.start, self.end
+        for other_start, other_end in others:
+            if other_end <= own[0]:
+                start = max(start, other_end)
+            else:
+                end = min(end, other_start)
+        return replace(self, start=start, end=end)
+
 
 def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMoment:
     """The moment around the best frame of a range.
@@ -46,7 +60,7 @@ def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMo
     times, cosines = np.asarray(line.times), np.asarray(line.cosines)
     inside = np.flatnonzero((times >= start) & (times < end))
     best = int(inside[cosines[inside].argmax()]) if len(inside) else int(cosines.argmax())
-    usual = min(usual, float(np.median(cosines)))
+    usual = min(usual, float(np.median(cosines)), cosines[best])
     still = cosines >= usual + _SHARE * (cosines[best] - usual)
     first = best - int(np.argmin(np.append(still[best::-1], False))) + 1
     last = best + int(np.argmin(np.append(still[best:], False)))  # the first frame after it

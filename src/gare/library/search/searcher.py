@@ -109,6 +109,7 @@ class Searcher:
             own.append(Choice(first, others=list(range(first + 1, len(places)))))
         hits = ranking.take(places)
         video = hits.video  # what was not chosen is let go
+        refined = self._refine(query, ranking, hits.take([choice.place for choice in own]))
         cosine_VF, weight_VF = self.scorer.frames(query, video)
         explained = request.explain and query.text is not None
         return replace(
@@ -118,8 +119,8 @@ class Searcher:
             frames=video,
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
-            choices=own,
-            refined=self._refine(query, ranking, hits.take([choice.place for choice in own])),
+            choices=[_without_overlap(choice, hits, refined) for choice in own],
+            refined=refined,
             duplicates=[tuple(ranking.ids[copy] for copy in choice.copies) for choice in choices],
             explanations=self._explain(query, ranking, choices) if explained else [None] * len(choices),
         )
@@ -138,7 +139,7 @@ class Searcher:
             times = row["times"]
             line = FrameLine(times, _end_of(times, row["end"]), cosines[: len(times)])
             refined[row["id"]] = refine(line, row["start"], row["end"], usual)
-        return refined
+        return _kept_apart(hits, refined)
 
     def show(self, rankings: Sequence[Ranking]) -> list[Hits]:
         """The second part: what is known about the items. One read for all searches that came together."""
@@ -317,6 +318,30 @@ class Searcher:
             Explanation(place + 1, int(plain_place_V[place]) + 1, float(plain_V[place]), radius)
             for place, radius in zip(places, radii, strict=True)
         ]
+
+
+def _kept_apart(hits: Ranking, refined: Mapping[str, RefinedMoment]) -> dict[str, RefinedMoment]:
+    """The moments of hits, where several are of one file: a better one grows first, and none into another."""
+    taken: dict[str, dict[str, tuple[float, float]]] = {}
+    for item, span in zip(hits.ids, hits.spans, strict=True):
+        taken.setdefault(span.path, {})[item] = span.start, span.end
+    apart = {}
+    for item, span in zip(hits.ids, hits.spans, strict=True):
+        if item in refined:
+            of_file = taken[span.path]
+            own = of_file.pop(item)
+            apart[item] = refined[item].beside(own, of_file.values())
+            of_file[item] = min(own[0], apart[item].start), max(own[1], apart[item].end)
+    return apart
+
+
+def _without_overlap(choice: Choice, hits: Ranking, refined: Mapping[str, RefinedMoment]) -> Choice:
+    """The choice without other moments that its own one, as long as it is now, covers in part."""
+    own, moment = hits.spans[choice.place], refined.get(hits.ids[choice.place])
+    if moment is None:
+        return choice
+    whole = own._replace(start=moment.start, end=moment.end)
+    return replace(choice, others=[other for other in choice.others if not whole.overlaps(hits.spans[other])])
 
 
 def _end_of(times: Sequence[float], end: float) -> float:
