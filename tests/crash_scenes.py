@@ -29,7 +29,7 @@ COLOURS = ("red", "green", "blue", "yellow", "purple")
 
 def make_model(folder: Path) -> Path:
     torch.manual_seed(0)
-    config = GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1}})
+    config = GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}})
     GARE(config).eval().save_pretrained(folder)
     return folder
 
@@ -172,7 +172,7 @@ class Stage:
 def learn_truth(place: CrashPlace, server: CrashServer, clips: Path) -> Truth:
     """The vectors of every clip, under every segmentation."""
     truth = Truth()
-    for split in ("whole", "window:1"):
+    for split in ("moments:1", "window:1"):
         fresh = place.new()
         server.do("index", uri=fresh, root=str(clips), split=split, commit_seconds=60.0)
         truth.learn(server.do("state", uri=fresh))
