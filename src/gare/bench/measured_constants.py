@@ -1,6 +1,7 @@
 """What `gare plan` computes with: a few numbers that `gare bench` measures and keeps, each with its command.
 
-Those that this machine has not measured yet are the defaults below. They say where they were measured.
+Those that this machine has not measured yet are the defaults below. They say where they were measured, and
+which of them are from elsewhere than the command that measures them anew.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Constant:
     where: str
     """The machine it was measured on."""
     measured: str
-    """The day."""
+    """The day; where the number is not from a run of the command, what it is from."""
 
 
 _SEARCH = "gare bench search --items 100000 --hours 20"
@@ -43,13 +44,18 @@ _ENCODE_GPU = "gare bench encode --model clip --device cuda"
 _EXACT_GPU = "gare bench exact --items 1000000 --device cuda"
 _BUSY = "two busy CPU cores, D = 512"
 _IDLE = "two idle CPU cores, D = 512"
-_CLIPS = "two busy CPU cores, 22 small clips, 16 MB"
-_H200 = "one NVIDIA H200, D = 512, all cards scored, 16 texts at once"
+_THREAD = "one thread of a busy machine, D = 512"
+_CLIPS = "two busy CPU cores, 22 small clips, 16 MB, processor time"
+_H200 = "one NVIDIA H200, D = 512, 16 texts at once"
 _H200_ENCODE = "one NVIDIA H200, ViT-B/32, 128 videos at once"
+_TODAY = "2026-11-18"
+_BEFORE = "from docs/benchmarks.md, an earlier day"
+_OLDER = "not by this command: an earlier version, every card scored without bounds"
+_OTHER_SCRIPT = "not by this command: an earlier version, timed in batches"
 
 
-def _default(value: float, unit: str, command: str, where: str) -> Constant:
-    return Constant(value, unit, command, where, "2026-11-18")
+def _default(value: float, unit: str, command: str, where: str, measured: str = _TODAY) -> Constant:
+    return Constant(value, unit, command, where, measured)
 
 
 CONSTANTS: dict[str, Constant] = {
@@ -57,21 +63,21 @@ CONSTANTS: dict[str, Constant] = {
     "items_an_hour": _default(1_575, "items an hour of film", _SEARCH, _BUSY),
     "search_memory": _default(2_470, "bytes of memory an item, for stage 1", _SEARCH, _BUSY),
     "process_memory": _default(616e6, "bytes of memory, before the library is opened", _SEARCH, _BUSY),
-    "search_items": _default(100_000, "items, when the search was timed", _SEARCH, _IDLE),
-    "search_ms": _default(38.1, "ms, words to hits", _SEARCH, _IDLE),
-    "stage1_ms": _default(4.0, "ms of it, stage 1", _SEARCH, _IDLE),
+    "search_items": _default(100_000, "items, when the search was timed", _SEARCH, _IDLE, _BEFORE),
+    "search_ms": _default(38.1, "ms, words to hits", _SEARCH, _IDLE, _BEFORE),
+    "stage1_ms": _default(4.0, "ms of it, stage 1", _SEARCH, _IDLE, _BEFORE),
     "picture_bytes": _default(2_420, "bytes of small pictures a frame", _INDEX, _CLIPS),
     "frames_an_hour": _default(2_565, "frames an hour of video", _INDEX, _CLIPS),
     "decode_core_s": _default(23.3, "core seconds to decode an hour of video", _INDEX, _CLIPS),
     "index_core_s": _default(67.5, "core seconds to index an hour of video", _INDEX, _CLIPS),
-    "replica_searches": _default(47.5, "searches a second of a server", _SERVE, _IDLE),
-    "replica_cores": _default(2, "cores of that server", _SERVE, _IDLE),
+    "replica_searches": _default(47.5, "searches a second of a server", _SERVE, _IDLE, _BEFORE),
+    "replica_cores": _default(2, "cores of that server", _SERVE, _IDLE, _BEFORE),
     "card_bytes": _default(17_268, "bytes of cards an item, of 12 frames", _EXACT, _BUSY),
-    "exact_ns": _default(1_340, "ns of a core, an item and text", _EXACT, _BUSY),
-    "exact_fixed_ms": _default(4.4, "ms a text besides", _EXACT, _BUSY),
-    "gpu_frames": _default(31_300, "frames encoded a second", _ENCODE_GPU, _H200_ENCODE),
-    "gpu_exact_ns": _default(5.7, "ns an item and text", _EXACT_GPU, _H200),
-    "gpu_exact_fixed_ms": _default(0.0, "ms a text besides", _EXACT_GPU, _H200),
+    "exact_ns": _default(1_340, "ns of a core, an item and text", _EXACT, _THREAD, _BEFORE),
+    "exact_fixed_ms": _default(4.4, "ms a text besides", _EXACT, _THREAD, _BEFORE),
+    "gpu_frames": _default(31_300, "frames encoded a second", _ENCODE_GPU, _H200_ENCODE, _OTHER_SCRIPT),
+    "gpu_exact_ns": _default(5.7, "ns an item and text", _EXACT_GPU, _H200, _OLDER),
+    "gpu_exact_fixed_ms": _default(0.0, "ms a text besides", _EXACT_GPU, _H200, _OLDER),
 }
 """The defaults, by name."""
 

@@ -16,7 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gare.bench.capacity_plan import Machines, Plan
+    from gare.bench.capacity_plan import Demand, Machines, Plan
     from gare.bench.measured_constants import Constant
 
 _SIZES = (1e6, 1e8, 1e9)
@@ -57,16 +57,12 @@ def plan(
 
         gare bench index ~/Videos && gare plan --json
     """
-    from gare.bench.capacity_plan import Demand, Machines, make_plan
+    from gare.bench.capacity_plan import Machines, make_plan
     from gare.bench.measured_constants import as_plain, read_constants
 
     known = read_constants(constants)
     machines = Machines(cores, memory_gb, gpu_memory_gb, days, dim)
-    sizes = _SIZES if videos is None else (videos,)
-    demands = [
-        Demand(size, size * _SECONDS_A_VIDEO / 3600 if hours is None else hours, queries) for size in sizes
-    ]
-    plans = [make_plan(demand, machines, known) for demand in demands]
+    plans = [make_plan(demand, machines, known) for demand in demands(videos, hours, queries)]
     if as_json:
         described = {
             "machines": dataclasses.asdict(machines),
@@ -76,6 +72,16 @@ def plan(
         typer.echo(json.dumps(described))
         return
     typer.echo(render(plans, machines, known), nl=False)
+
+
+def demands(videos: float | None, hours: float | None, queries: float) -> list[Demand]:
+    """What is planned for: the videos that were named, or three sizes."""
+    from gare.bench.capacity_plan import Demand
+
+    sizes = _SIZES if videos is None else (videos,)
+    return [
+        Demand(size, size * _SECONDS_A_VIDEO / 3600 if hours is None else hours, queries) for size in sizes
+    ]
 
 
 def render(plans: Sequence[Plan], machines: Machines, known: Mapping[str, Constant]) -> str:
@@ -89,7 +95,7 @@ def render(plans: Sequence[Plan], machines: Machines, known: Mapping[str, Consta
     for (command, where, day), group in itertools.groupby(
         known.items(), key=lambda pair: (pair[1].command, pair[1].where, pair[1].measured)
     ):
-        console.print(f"{command}  ({where}, {day})")
+        console.print(f"{command}  ({where}; {day})")
         for name, constant in group:
             console.print(f"  {name:<19}{_count(constant.value):>14}  {constant.unit}")
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -103,9 +109,9 @@ def _plan_table(plans: Sequence[Plan], machines: Machines) -> Table:
         "hours of video": lambda plan: _count(plan.demand.hours),
         "items, frames": lambda plan: f"{_count(plan.items)}, {_count(plan.frames)}",
         "library on storage": lambda plan: _size(plan.storage_bytes),
-        "index, CPU: hours of one node": lambda plan: _count(plan.index_cpu_hours),
+        "index on CPUs: node hours": lambda plan: _count(plan.index_cpu_hours),
         f"  nodes for {days:g} days": lambda plan: _count(plan.index_cpu_nodes),
-        "index, GPU: hours of one node": lambda plan: _count(plan.index_gpu_hours),
+        "index with GPUs: node hours": lambda plan: _count(plan.index_gpu_hours),
         f"  nodes for {days:g} days ": lambda plan: _count(plan.index_gpu_nodes),
         "search, two stages: ms": lambda plan: _count(plan.search_ms),
         "  memory of a replica": lambda plan: _size(plan.search_memory_bytes),
