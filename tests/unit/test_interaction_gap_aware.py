@@ -209,17 +209,20 @@ def test_the_cuda_kernel_in_tritons_interpreter_equals_plain_torch(config, num_h
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @torch.no_grad()
 def test_the_cuda_kernel_in_half_precision(scale):
-    """Its matrices are kept in float16, each divided by its largest number: no weight is too large."""
+    """Its matrices are kept in float16, each divided by its largest number: no weight is too large.
+
+    float16, because Triton's interpreter multiplies bfloat16 as if it were integers.
+    """
     generator = torch.Generator().manual_seed(0)
     config = GapAwareConfig(pooling="text_conditioned")
     text, video = random_text(generator, 7, 2, 64), random_video(generator, 5, 12, 64)
     interaction = random_interaction(generator, config, 64)
     interaction.increment_net.output.weight.mul_(scale)
-    text, video = text.to(torch.bfloat16), video.to(torch.bfloat16)
+    text, video = text.to(torch.float16), video.to(torch.float16)
     exact = interaction.score(text.to(torch.float64), video.to(torch.float64))
-    cards = interaction.bfloat16().cards(video)
+    cards = interaction.half().cards(video)
     fused_TV = gap_aware_cuda.score(text.text_TD, cards, config)
-    assert (fused_TV - exact).abs().max() < 0.02  # what rounding weights and keys to eight bits costs
+    assert (fused_TV - exact).abs().max() < 0.01  # what rounding weights and keys costs
 
 
 @torch.no_grad()
