@@ -363,7 +363,7 @@ class Info(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "starting", "unavailable"]
+    status: Literal["ok", "starting", "draining", "unavailable"]
     message: str = ""
 
 

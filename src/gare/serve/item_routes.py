@@ -43,6 +43,7 @@ def get_item(item_id: ItemId, service: SharedService) -> schemas.Item:
 
 @router.delete("/{item_id}", status_code=204, summary="Take an item out of the library; its file stays")
 def delete_item(item_id: ItemId, service: SharedService) -> Response:
+    service.check_writable()
     with unlimited():
         num_deleted = service.library.delete([item_id])
     if not num_deleted:

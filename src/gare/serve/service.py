@@ -57,6 +57,8 @@ class Service:
     metrics: Metrics
     engine: Engine
     model_name: str | None = None
+    is_draining: bool = False
+    """It was asked to end: it still answers, but whoever can should ask another server."""
     _count: int = 0
     _counted_at: float = float("-inf")
 
@@ -84,6 +86,18 @@ class Service:
     def folder_list(self) -> FolderList:
         """The folders that the page offers as a filter."""
         return FolderList(self.library)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can search, and will still be here a moment later."""
+        return self.engine.is_ready and not self.is_draining
+
+    def check_writable(self) -> None:
+        """Refuse to change the library on one of several servers."""
+        if self.options.is_replica:
+            raise Problem(
+                409, "replica", "this server is one of several that only search; change the library with gare"
+            )
 
     # --- searching ------------------------------------------------------------------------------------------
 
