@@ -10,8 +10,8 @@ Shapes: F frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,19 +35,19 @@ class RefinedMoment:
     end: float
     best: float
 
-    def beside(self, own: tuple[float, float], others: Iterable[tuple[float, float]]) -> RefinedMoment:
-        """The moment up to the next of other parts of the file, none of which overlaps its own range.
 
-        >>> RefinedMoment(1.0, 9.0, 4.0).beside((3.0, 5.0), [(7.0, 8.0), (0.0, 2.0)])
-        RefinedMoment(start=2.0, end=7.0, best=4.0)
-        """
-        start, end = self.start, self.end
-        for other_start, other_end in others:
-            if other_end <= own[0]:
-                start = max(start, other_end)
-            else:
-                end = min(end, other_start)
-        return replace(self, start=start, end=end)
+def still_matches(cosine: float, best: float, usual: float) -> bool:
+    """Whether a frame belongs to a moment, or a moment beside the best one of its file.
+
+    >>> still_matches(0.3, best=0.5, usual=0.1), still_matches(0.2, best=0.5, usual=0.1)
+    (True, False)
+    """
+    return cosine >= _level(best, usual)
+
+
+def _level(best: float, usual: float) -> float:
+    """What still matches; a best frame that is worse than usual is a moment too."""
+    return min(best, usual + _SHARE * (best - usual))
 
 
 def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMoment:
@@ -60,8 +60,8 @@ def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMo
     times, cosines = np.asarray(line.times), np.asarray(line.cosines)
     inside = np.flatnonzero((times >= start) & (times < end))
     best = int(inside[cosines[inside].argmax()]) if len(inside) else int(cosines.argmax())
-    usual = min(usual, float(np.median(cosines)), cosines[best])
-    still = cosines >= usual + _SHARE * (cosines[best] - usual)
+    usual = min(usual, float(np.median(cosines)))
+    still = cosines >= _level(float(cosines[best]), usual)
     first = best - int(np.argmin(np.append(still[best::-1], False))) + 1
     last = best + int(np.argmin(np.append(still[best:], False)))  # the first frame after it
     until = line.end if last == len(times) else float(times[last])
