@@ -309,9 +309,9 @@ def _check_acknowledged(stage: Stage, left: State, acknowledged: Sequence[str]) 
                 assert word not in left.items, f"{word} was deleted and is there"
 
 
-def _by_file(state: State | None) -> dict[str, dict[float, Any]]:
-    found: dict[str, dict[float, Any]] = {}
+def _by_file(state: State | None) -> dict[str, dict[tuple[float, float], Any]]:
+    found: dict[str, dict[tuple[float, float], Any]] = {}
     if state is not None:
-        for (path, start), facts in summary(state)[0].items():
-            found.setdefault(path, {})[start] = facts
+        for (path, start, end), facts in summary(state)[0].items():
+            found.setdefault(path, {})[start, end] = facts
     return found
