@@ -75,6 +75,10 @@ class LibraryError(GareError):
     """What a server may log of it. The message may quote a filter, an id or a path, and is not logged."""
 
 
+class ClusterError(GareError):
+    """A cluster that cannot be reached, does not answer in time, or has lost what it was asked for."""
+
+
 class MissingLibraryError(LibraryError):
     """There is no library at this address."""
 

@@ -42,6 +42,7 @@ EXTRAS = {
     "demo": {"scikit-image": "skimage"},
     "sentence-transformers": {"sentence-transformers": "sentence_transformers"},
     "mteb": {"mteb": "mteb", "datasets": "datasets"},
+    "cluster": {"ray": "ray"},
     "wandb": {"wandb": "wandb"},
     "trackio": {"trackio": "trackio"},
     "open-clip": {"open-clip-torch": "open_clip", "torchvision": "torchvision"},

@@ -315,3 +315,45 @@ def test_opening_for_creation_is_refused_when_it_makes_no_sense():
         open_store("/nowhere", create=True)
     with pytest.raises(LibraryError, match="no store for mysql://"):
         open_store("mysql://host/db")
+
+
+# --- records that several processes change ------------------------------------------------------------------
+
+
+def test_records_are_changed_only_by_who_has_read_the_newest(store: Store):
+    records = store.records()
+    assert records.read() == {}
+    assert records.swap("shard/1", None, "waiting")
+    assert not records.swap("shard/1", None, "mine")
+    assert not records.swap("shard/1", "gone", "mine")
+    assert records.swap("shard/1", "waiting", "it's mine, 'ünï'")
+    records.put({"files/1": "a", "shard/2": "waiting"})
+    assert records.read("shard/") == {"shard/1": "it's mine, 'ünï'", "shard/2": "waiting"}
+    store.maintain()
+    assert records.read("files/") == {"files/1": "a"}
+    records.clear()
+    assert records.read() == {}
+    assert store.count() == 0
+
+
+def test_of_many_who_want_a_record_one_gets_it(uri: str, store: Store):
+    """Each has a connection of its own, as processes have; a counter that all raise loses no step."""
+    store.records().put({"counter": "0"})
+    num_threads, num_steps = 3, 4
+    start = Barrier(num_threads)
+
+    def raise_often(number: int) -> int:
+        mine = open_store(uri)
+        records, num_won = mine.records(), 0
+        start.wait(HANG_S)
+        won_first = records.swap("first", None, f"by {number}")
+        while num_won < num_steps:
+            old = records.read("counter")["counter"]
+            count = int(old.split()[0])
+            num_won += records.swap("counter", old, f"{count + 1} by {number}")
+        mine.close()
+        return int(won_first)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        assert sum(pool.map(raise_often, range(num_threads))) == 1
+    assert store.records().read("counter")["counter"].startswith(f"{num_threads * num_steps} ")

@@ -23,6 +23,7 @@ TIERS = [
     {"__main__"},
     {"cli"},
     {"serve", "bench", "integrations"},
+    {"cluster"},
     {"analysis"},
     {"train"},
     {"library"},

@@ -102,44 +102,102 @@ def index_folders(
         only: leave out all files but these: the ledger of another store of the same library.
     """
     options = options or IndexOptions()
+    started = time.monotonic()
+    with note_interrupt() as interrupted:
+        planned = plan_folders(store, model, roots, options=options, skip=skip, only=only)
+        report = index_planned(
+            store,
+            model,
+            planned.plan,
+            segmentation=planned.segmentation,
+            options=options,
+            on_progress=on_progress,
+            extractor=extractor,
+            is_interrupted=interrupted.is_set,
+        )
+        report.skipped_roots = planned.skipped_roots
+        note_source(store, planned.roots, planned.segmentation)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run has to do, before anything is read but names and dates."""
+
+    plan: Plan
+    segmentation: str
+    roots: list[str]
+    """The folders and files that are there."""
+    skipped_roots: dict[str, str]
+    """Why others are left alone, by path."""
+
+
+def plan_folders(
+    store: Store,
+    model: GARE,
+    roots: Sequence[str | os.PathLike[str]],
+    *,
+    options: IndexOptions,
+    skip: Sequence[str] = (),
+    only: Mapping[str, Known] | None = None,
+) -> PlannedRun:
+    """Compare these files and folders with the ledger; arguments as for `index_folders`."""
     _check_model(store, model)
     if not all(tag.strip() for tag in options.tags):
         raise LibraryError("a tag is empty; give it a name, or leave it out")
-    segmentation = choose_segmentation(options, store, model)
-    started = time.monotonic()
+    segmentation = str(choose_segmentation(options, store, model))
     store.check()  # what is damaged must not be called unchanged
-    with note_interrupt() as interrupted:
-        ledger = read_ledger(store)
-        known = {**(only or {}), **ledger}
-        checked = check_roots([os.fspath(root) for root in roots], known, prune=options.prune)
-        scan = scan_folders(
-            checked.usable, exclude=options.exclude, hidden=options.hidden, skip=[store.uri, *skip]
-        )
-        if only is not None:
-            scan.keep_only(only)
-        unsettled = _set_unsettled_aside(scan, options.settle_seconds)
-        plan = make_plan(
-            scan,
-            ledger,
-            checked.usable,
-            segmentation=str(segmentation),
-            retry_failed=options.retry_failed,
-            keep=unsettled,
-        )
-        _check_counts(store, ledger, scan.files)
-        wanted = model.encoder.image_format
-        job = Job("", segmentation, model.config.num_frames, wanted.size, wanted.fit, options.keep_damaged)
-        run = _IndexRun(
-            store, model, plan, job, options.tags, options.commit_seconds, on_progress, options.limits
-        )
-        run.report.skipped_roots = checked.skipped
-        run.note_problems()
-        if plan.files:
-            num_workers = min(options.num_workers or os.cpu_count() or 1, len(plan.files))
-            _work(run, plan.files, num_workers, options.limits, extractor, interrupted.is_set)
-        run.finish(interrupted=interrupted.is_set())
-        _note_source(store, checked.usable, str(segmentation))
-    run.report.seconds = time.monotonic() - started
+    ledger = read_ledger(store)
+    known = {**(only or {}), **ledger}
+    checked = check_roots([os.fspath(root) for root in roots], known, prune=options.prune)
+    scan = scan_folders(
+        checked.usable, exclude=options.exclude, hidden=options.hidden, skip=[store.uri, *skip]
+    )
+    if only is not None:
+        scan.keep_only(only)
+    unsettled = _set_unsettled_aside(scan, options.settle_seconds)
+    plan = make_plan(
+        scan,
+        ledger,
+        checked.usable,
+        segmentation=segmentation,
+        retry_failed=options.retry_failed,
+        keep=unsettled,
+    )
+    _check_counts(store, ledger, scan.files)
+    return PlannedRun(plan, segmentation, checked.usable, checked.skipped)
+
+
+def index_planned(
+    store: Store,
+    model: GARE,
+    plan: Plan,
+    *,
+    segmentation: str,
+    options: IndexOptions,
+    on_progress: Callable[[IndexProgress], None] = lambda progress: None,
+    extractor: Extractor = extract,
+    is_interrupted: Callable[[], bool] = lambda: False,
+    keep_gone: bool = False,
+) -> IndexReport:
+    """Do what a plan says, on this machine: all of a run, or one shard of it.
+
+    Args:
+        is_interrupted: asked between two steps; when it says so, what is done is committed and the rest left.
+        keep_gone: leave files that are gone to the end of the whole run. Another shard may still find one of
+            them under a new name.
+    """
+    wanted, split = model.encoder.image_format, parse_segmentation(segmentation)
+    job = Job("", split, model.config.num_frames, wanted.size, wanted.fit, options.keep_damaged)
+    run = _IndexRun(
+        store, model, plan, job, options.tags, options.commit_seconds, on_progress, options.limits
+    )
+    run.note_problems()
+    if plan.files:
+        num_workers = min(options.num_workers or os.cpu_count() or 1, len(plan.files))
+        _work(run, plan.files, num_workers, options.limits, extractor, is_interrupted)
+    run.finish(interrupted=is_interrupted(), keep_gone=keep_gone)
     return run.report
 
 
@@ -264,7 +322,7 @@ def _check_counts(store: Store, ledger: Mapping[str, Known], files: Sequence[Fou
         raise damaged_library(store.uri, reason)
 
 
-def _note_source(store: Store, roots: Sequence[str], segmentation: str) -> None:
+def note_source(store: Store, roots: Sequence[str], segmentation: str) -> None:
     """Note the folders and the segmentation in the library."""
     known = store.get_notes()
     folders = sorted({*json.loads(known.get("folders", "[]")), *map(printable, roots)})
@@ -436,11 +494,11 @@ class _IndexRun:
             self._write_copies()
         self._writer.commit_if_due()
 
-    def finish(self, *, interrupted: bool) -> None:
+    def finish(self, *, interrupted: bool, keep_gone: bool = False) -> None:
         """Commit the rest. Files that are gone leave last: a moved one still gave its vectors."""
         self._writer.commit()
         self.report.interrupted = interrupted
-        if not interrupted:
+        if not interrupted and not keep_gone:
             self._writer.forget(self._plan.gone)
             self.report.deleted = len(self._gone)
 

@@ -39,6 +39,8 @@ from gare.library.store.lance_table import VECTOR_INDEX, LanceTable, Snapshot, q
 from gare.library.store.lance_upkeep import index_cover, maintain_tables
 from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
+from gare.library.store.shared_records import TABLE as RECORDS
+from gare.library.store.shared_records import LanceRecords, Records
 from gare.library.store.store_protocol import (
     Hits,
     Progress,
@@ -332,6 +334,9 @@ class LanceStore(Store):
             for table in (self._items, self._files, self._frames):
                 table.empty()
 
+    def records(self) -> Records:
+        return LanceRecords(self._place)
+
     def num_bytes(self) -> int:
         with explained(self.uri):
             return sum(table.num_bytes() for table in (self._facts, self._items, self._frames, self._files))
@@ -359,11 +364,12 @@ class LanceStore(Store):
 
     def maintain(self, progress: Progress | None = None) -> Stats:
         with explained(self.uri):
+            records = LanceTable(self._place, RECORDS, ("key",))
             return maintain_tables(
                 self._place,
                 items=self._items,
                 frames=self._frames,
-                others=(self._files, self._facts),
+                others=(self._files, self._facts, *([records] if records.exists() else [])),
                 orphan_age=self.orphan_age,
                 version_age=self.version_age,
                 progress=progress,

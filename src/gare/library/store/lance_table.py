@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -261,7 +261,11 @@ class LanceTable:
             with_retries(attempt)
             self.snapshot(fresh=True)
 
-    def _merge(self, rows: pa.Table, rule: Any) -> dict[str, int]:
+    def change(self, rows: pa.Table, rule: Callable[[Any], Any]) -> dict[str, int]:
+        """Merge rows by a rule of Lance; how many were inserted, updated and deleted."""
+        return self._merge(rows, rule)
+
+    def _merge(self, rows: pa.Table, rule: Callable[[Any], Any]) -> dict[str, int]:
         def attempt() -> dict[str, int]:
             dataset = self._newest()
             builder = rule(dataset.merge_insert(self.key))

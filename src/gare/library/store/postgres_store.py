@@ -54,6 +54,7 @@ from gare.library.store.postgres_tables import (
 )
 from gare.library.store.read_deadline import check_deadline
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
+from gare.library.store.shared_records import PostgresRecords, Records
 from gare.library.store.store_protocol import (
     Hits,
     Progress,
@@ -346,6 +347,9 @@ class PostgresStore(Store):
     def set_notes(self, notes: Mapping[str, str]) -> None:
         facts = {_NOTE + key: value for key, value in notes.items()}
         self._link.run(lambda connection: self._write_facts(connection, facts))
+
+    def records(self) -> Records:
+        return PostgresRecords(self._link)
 
     def _read_facts(self, connection: Connection) -> dict[str, str]:
         try:

@@ -32,6 +32,8 @@ from gare.library.store.store_schema import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from gare.library.store.shared_records import Records
+
 _MOST_COLLISIONS = 50
 
 Progress = Callable[[str, int, int], None]
@@ -258,6 +260,17 @@ class Store(ABC):
     def num_bytes(self) -> int | None:
         """How much room it takes; None where the store cannot tell."""
         return None
+
+    def records(self) -> Records:
+        """Texts that several processes change at once; what machines that index together agree by.
+
+        Raises:
+            LibraryError: this store keeps none.
+        """
+        raise LibraryError(
+            f"{self.uri} cannot be indexed by several machines: its store keeps no records. Index it from "
+            "one machine, without --ray"
+        )
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,154 @@
+"""How we talk to Ray, in one place: connect, see the nodes, and never wait without a bound.
+
+What Ray does by itself, and what that means for whoever uses this file:
+
+- an actor whose process dies is gone (`max_restarts` is 0 unless set), and a call that was on its way is lost
+  (`max_task_retries` is 0): say both where an actor is made;
+- an actor dies with whoever made it, unless its lifetime is "detached";
+- a call to an actor that is gone may never return, so that every answer is waited for with `get`, which ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gare.errors import ClusterError
+from gare.extras import require
+
+NAMESPACE = "gare"
+"""Where our named actors are, on every cluster."""
+LOCAL = "local"
+"""The address of a Ray of our own on this machine, which ends with the process."""
+_ANSWER_S = 60.0
+_CONNECT_S = 10.0
+_LOCAL_OBJECTS_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster that is alive."""
+
+    node_id: str
+    name: str
+    """Its address, as Ray knows it."""
+    num_cpus: int
+    num_gpus: int
+    is_head: bool
+
+
+@contextmanager
+def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterator[None]:
+    """Be connected to a cluster; a connection that the process has already is used and left open.
+
+    Args:
+        address: `HOST:PORT`, `ray://HOST:PORT`, `auto` for the cluster that this machine is part of, or
+            `local` for a Ray of our own.
+        user: what needs it, as a message calls it: "gare index --ray".
+        num_cpus: of a Ray of our own; default: one for each core.
+
+    Raises:
+        ClusterError: there is no cluster at this address.
+    """
+    require("cluster", user)
+    # Ray reports its use to its makers, and hides GPUs from what asks for none, unless told otherwise.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        own = {
+            "num_cpus": num_cpus or os.cpu_count(),
+            "include_dashboard": False,
+            "object_store_memory": _LOCAL_OBJECTS_BYTES,
+        }
+    try:
+        _knock(address)
+        ray.init(address, namespace=NAMESPACE, logging_level="error", log_to_driver=False, **own)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(
+            f"there is no Ray cluster at {address}: {_first_line(error)}. Give HOST:PORT as 'ray start' "
+            "printed it, or --ray local for this machine alone"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` where nobody listens; Ray itself would try for many minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+
+
+def alive_nodes() -> list[Node]:
+    """The machines that are there now, in the order of their ids."""
+    import ray
+
+    return sorted(
+        (
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("CPU", 0)),
+                int(node["Resources"].get("GPU", 0)),
+                "node:__internal_head__" in node["Resources"],
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ),
+        key=lambda node: node.node_id,
+    )
+
+
+def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:
+    """The answer of a call, or of a list of calls.
+
+    Args:
+        what: what was asked for, as a message calls it: "the state of shard 12".
+
+    Raises:
+        ClusterError: it did not come in time, or who was asked is dead.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, WorkerCrashedError
+
+    try:
+        return ray.get(answers, timeout=seconds)
+    except GetTimeoutError:
+        raise ClusterError(f"{what} did not come within {seconds:g} s; is the cluster overloaded?") from None
+    except (RayActorError, WorkerCrashedError) as error:
+        raise ClusterError(f"{what} did not come: {_first_line(error)}") from error
+    except RayTaskError as error:
+        raise error.as_instanceof_cause() from None
+
+
+def find_actor(name: str) -> Any | None:
+    """The actor of this name in our namespace; None where there is none."""
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor for good, at once; one that is dead already is left out."""
+    import ray
+
+    ray.kill(actor, no_restart=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__

@@ -1,0 +1,89 @@
+"""One Ray on this machine: it connects, says what it has, and gives up waiting instead of hanging."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gare.cluster.ray_link import alive_nodes, connected, end_actor, find_actor, get
+from gare.errors import ClusterError
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with connected("local", user="a test", num_cpus=1):
+        yield
+
+
+def make_actor(name: str):
+    import ray
+
+    @ray.remote(num_cpus=0, max_restarts=0)
+    class Speaker:
+        def say(self, word: str) -> str:
+            return word
+
+        def sleep(self) -> None:
+            time.sleep(600)
+
+        def die(self) -> None:
+            os._exit(1)
+
+        def fail(self) -> None:
+            raise ValueError("it is wrong")
+
+    return Speaker.options(name=name).remote()
+
+
+def test_no_cluster_is_an_error_that_says_so():
+    import ray
+
+    if ray.is_initialized():
+        pytest.fail("the tests of this file come first")
+    with (
+        pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1:.*--ray local"),
+        connected("127.0.0.1:1", user="a test"),
+    ):
+        pass
+
+
+def test_a_connection_is_used_again(cluster):
+    import ray
+
+    with connected("somewhere:1", user="a test"):
+        pass
+    assert ray.is_initialized()
+
+
+def test_the_nodes_say_what_they_have(cluster):
+    (node,) = alive_nodes()
+    assert (node.num_cpus, node.is_head) == (1, True)
+
+
+def test_answers_come_and_errors_keep_their_kind(cluster):
+    actor = make_actor("speaker")
+    assert get(actor.say.remote("hello"), "a word") == "hello"
+    assert get([actor.say.remote("a"), actor.say.remote("b")], "two words") == ["a", "b"]
+    with pytest.raises(ValueError, match="it is wrong"):
+        get(actor.fail.remote(), "a word")
+    found = find_actor("speaker")
+    assert get(found.say.remote("again"), "a word") == "again"
+    end_actor(actor)
+
+
+def test_a_wait_ends(cluster):
+    actor = make_actor("sleeper")
+    get(actor.say.remote("up"), "a word")
+    with pytest.raises(ClusterError, match=r"a dream did not come within 0\.2 s"):
+        get(actor.sleep.remote(), "a dream", seconds=0.2)
+    end_actor(actor)
+
+
+def test_a_dead_actor_is_an_error(cluster):
+    actor = make_actor("mortal")
+    with pytest.raises(ClusterError, match="the last word did not come"):
+        get(actor.die.remote(), "the last word")
+    assert find_actor("nobody") is None
