@@ -228,7 +228,8 @@ def _moments(job: Job, reader: VideoReader) -> Iterator[Message]:
     )
     chooser = DenseChooser(job.segmentation.seconds, is_short=blocks.is_short)
     number, last_time = 0, -1.0
-    side = _short_side(job) if blocks.is_short else _LOOK_SIDE
+    if not blocks.is_short:
+        reader.thin_out(chooser.step)
     while number == 0 or number * chooser.step < reader.duration - _GRID_TOLERANCE_S:
         moment, number = number * chooser.step, number + 1
         change = reader.next_change - _GRID_TOLERANCE_S
@@ -236,7 +237,10 @@ def _moments(job: Job, reader: VideoReader) -> Iterator[Message]:
             # The same frame is still on screen, perhaps for weeks: nothing has to be decoded to know it.
             number = max(number, math.floor(change / chooser.step))
             continue
-        shown = reader.image_at(moment, side)
+        if blocks.is_short:
+            shown = reader.image_at(moment, _short_side(job))
+        else:
+            shown = reader.glance_at(moment, _LOOK_SIDE)
         if shown is None or (reader.has_ended and shown[0] <= last_time):
             break
         yield Alive()
