@@ -135,7 +135,7 @@ def tail(path: str, parts: int = 2) -> str:
 def extent(contents: Contents) -> str:
     """How much there is to search.
 
-    >>> extent(Contents(47, 11_520)), extent(Contents(1, 42)), extent(Contents(2, 150))
+    >>> extent(Contents(47, 11_520)), extent(Contents(1, 42)), extent(Contents(2, 170))
     ('47 videos, 3 h 12 min', '1 video, 42 s', '2 videos, 3 min')
     """
     minutes = round(contents.seconds / 60)
