@@ -1,4 +1,4 @@
-"""Sixty things a person would type, asked of gare-mini; both lists were written before any answer was seen."""
+"""Sixty things a person would type, asked of gare-mini; the lists were written before any answer was seen."""
 
 from __future__ import annotations
 
