@@ -1,4 +1,4 @@
-"""Sixty things a person would type, asked of gare-mini; both lists were written before anyone saw an answer."""
+"""Sixty things a person would type, asked of gare-mini; written down before anyone saw an answer."""
 
 from __future__ import annotations
 
