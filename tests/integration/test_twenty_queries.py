@@ -1,4 +1,4 @@
-"""Sixty things a person would type, asked of gare-mini; written down before anyone saw an answer."""
+"""Sixty things a person would type, asked of gare-mini; the lists were written before any answer was seen."""
 
 from __future__ import annotations
 
