@@ -123,7 +123,7 @@ def frame_schema() -> Any:
             pa.field("frames_key", pa.string(), nullable=False),  # unique: one per time an item was encoded
             pa.field("vectors", pa.large_binary(), nullable=False),  # float16, frames × dim, little-endian
             pa.field("times", pa.list_(pa.float32()), nullable=False),  # seconds into the file, one per frame
-            pa.field("thumbnail", pa.large_binary(), nullable=False),  # JPEG
+            pa.field("thumbnail", pa.large_binary(), nullable=False),  # JPEGs: `stored_pictures`
             pa.field("strip", pa.large_binary(), nullable=False),  # JPEG: the frames side by side, small
         ]
     )
@@ -167,6 +167,12 @@ def check_same_model(uri: str, found: ModelStamp, expected: ModelStamp | None) -
         )
         if theirs != ours
     ]
+    if differences and found.name == expected.name:
+        raise LibraryError(
+            f"library {uri} was made by model '{found.name}' as it was before it changed: it has "
+            f"{'; '.join(differences)}. Encode the library again with 'gare index --model {expected.name}' "
+            "(Library.change_model in Python), or choose another --library for it."
+        )
     if differences:
         raise LibraryError(
             f"library {uri} was made by model '{found.name}', not by '{expected.name}': it has "
