@@ -10,6 +10,7 @@ Items have the same ids in every set: an id is a path and a moment.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -122,9 +123,11 @@ class VectorSets:
         return next((found for found in self.all() if model.is_known_as(found.stamp.fingerprint)), None)
 
     def named(self, wanted: str) -> VectorSet:
-        """A set by its model's name, or by the beginning of its own."""
+        """A set by its model's name, a folder relative or not, or by the beginning of its own."""
         sets = self.all()
+        folder = os.path.realpath(os.path.expanduser(wanted))  # as a folder is noted, also one that is gone
         exact = [found for found in sets if wanted in (found.stamp.name, found.name)]
+        exact = exact or [found for found in sets if folder == found.stamp.name]
         fitting = exact or [found for found in sets if wanted and found.name.startswith(wanted)]
         if len(fitting) == 1:
             return fitting[0]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
@@ -23,15 +23,18 @@ from starlette.requests import Request
 from gare.errors import LibraryError
 from gare.library.filters import Filter
 from gare.library.library import Library
+from gare.library.search.file_heat import file_heat, frame_scores
 from gare.library.search.search_hit import Hits, SearchHit
 from gare.library.search.search_request import SearchRequest, StaleFeaturesError
 from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import damaged_frame_columns
+from gare.library.store.stored_pictures import picture_at, split_pictures
 from gare.serve import api_schemas as schemas
 from gare.serve.batching import Engine
 from gare.serve.clips import Clips
 from gare.serve.content_check import ContentChecks
 from gare.serve.index_jobs import Jobs
+from gare.serve.library_contents import Contents, ContentsList
 from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
 from gare.serve.serve_options import ServeOptions
@@ -40,8 +43,18 @@ from gare.types import VideoFeatures
 
 Result = TypeVar("Result")
 _log = logging.getLogger("gare.serve")
-_ITEM_COLUMNS = ["id", "path", "start", "end", "width", "height", "modified", "tags", "content"]
-_FOLDERS_FOR_S = 20.0
+_ITEM_COLUMNS = [
+    "id",
+    "path",
+    "start",
+    "end",
+    "file_duration",
+    "width",
+    "height",
+    "modified",
+    "tags",
+    "content",
+]
 _COUNT_FOR_S = 1.0
 
 
@@ -80,9 +93,9 @@ class Service:
         return ContentChecks()
 
     @cached_property
-    def folder_list(self) -> FolderList:
-        """The folders that the page offers as a filter."""
-        return FolderList(self.library)
+    def contents_list(self) -> ContentsList:
+        """What the page says about the library."""
+        return ContentsList(self.library)
 
     @property
     def is_ready(self) -> bool:
@@ -119,21 +132,42 @@ class Service:
 
     async def hits(self, request: SearchRequest, *, upload: str | None = None) -> Hits:
         """The hits alone."""
-        if upload is None:
-            return await self.engine.search(request)
+        with self._fresh(request, upload) as known:
+            return await self.engine.search(known)
+
+    async def heat(
+        self, request: SearchRequest, item: dict[str, Any], num_parts: int, *, upload: str | None = None
+    ) -> schemas.Heat:
+        """How well every part of an item's file matches."""
+        path, duration = item["path"], item["file_duration"]
+        with self._fresh(request, upload) as known:
+            scores = await self.engine.call(
+                lambda: file_heat(self.library.searcher, known, path, duration, num_parts)
+            )
+        return schemas.Heat(duration=duration, step=duration / num_parts, scores=scores)
+
+    async def frame_scores(
+        self, request: SearchRequest, item_id: str, *, upload: str | None = None
+    ) -> list[float]:
+        """How well each frame that is stored with an item matches."""
+        with self._fresh(request, upload) as known:
+            return await self.engine.call(lambda: frame_scores(self.library.searcher, known, item_id))
+
+    @contextmanager
+    def _fresh(self, request: SearchRequest, upload: str | None) -> Iterator[SearchRequest]:
+        """The request with the model of its upload; a problem, if the library has another by now."""
         try:
-            made_by = self.uploads.get(upload).made_by
-            return await self.engine.search(replace(request, made_by=made_by))
+            yield request if upload is None else replace(request, made_by=self.uploads.get(upload).made_by)
         except StaleFeaturesError as error:
             raise Problem(410, "upload_gone", f"{error}; drop it again") from None
 
     async def find(
         self, request: SearchRequest, item_id: str, *, upload: str | None = None
     ) -> SearchHit | None:
-        """An item among the hits of a search, with its explanation. Most are near the top."""
+        """The hit of a search that an item is, or another moment of. Most are near the top."""
         for most in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
             hits = await self.hits(replace(request, offset=0, top=most + 1, explain=True), upload=upload)
-            hit = next((hit for hit in hits if hit.id == item_id), None)
+            hit = next((hit for hit in hits if item_id in hit.moment_ids), None)
             if hit is not None or len(hits) <= most:
                 return hit
         return None
@@ -150,7 +184,30 @@ class Service:
             self._counted_at = now
         return self._count
 
+    async def contents(self) -> Contents:
+        """How many videos and hours there are, and in which folders."""
+        return await to_thread.run_sync(self.contents_list.get, await self.count())
+
     # --- contents -------------------------------------------------------------------------------------------
+
+    def newest_videos(self, where: Filter | None, limit: int) -> list[dict[str, Any]]:
+        """The files that were added last, each by the item that it begins with."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = ["id", "added", "path", "start", "end"]
+        batches = list(checked(self.library.store.scan(where=where, columns=columns)))
+        if not batches:
+            return []
+        table = pa.Table.from_batches(batches)
+        files = table.group_by("path").aggregate([("added", "max")])
+        newest = files.sort_by([("added_max", "descending"), ("path", "ascending")])["path"][:limit]
+        some = table.filter(pc.is_in(table["path"], value_set=newest.combine_chunks()))
+        some = some.sort_by([("start", "descending"), ("end", "ascending")])
+        first = dict(zip(some["path"].to_pylist(), some["id"].to_pylist(), strict=True))  # the last one stays
+        ids = [first[path] for path in newest.to_pylist()]
+        rows = {row["id"]: row for row in self.library.store.fetch(ids, _ITEM_COLUMNS).to_pylist()}
+        return [rows[item] for item in ids if item in rows]
 
     def newest(self, where: Filter | None, offset: int, limit: int) -> tuple[list[dict[str, Any]], int]:
         """Items by the day they were added, the newest first, and how many there are."""
@@ -187,22 +244,37 @@ class Service:
             return read() if self.library.store is not store else None
         return found
 
-    def picture(self, item_id: str, column: str) -> bytes:
-        """The JPEG in a column of an item; 404 if there is none."""
+    def thumbnail(self, item_id: str) -> bytes:
+        """JPEG of the frame that shows most."""
+        return split_pictures(self._pictures(item_id, "thumbnail")["thumbnail"])[0]
+
+    def frame(self, item_id: str, time: float) -> bytes:
+        """JPEG of the frame that is on screen at a time, among those that are stored with the item."""
+        row = self._pictures(item_id, "thumbnail", "times")
+        return picture_at(row["thumbnail"], row["times"], time)
+
+    def strip(self, item_id: str) -> bytes:
+        """JPEG of the frames that are stored with the item, side by side."""
+        strip: bytes = self._pictures(item_id, "strip")["strip"]
+        return strip
+
+    def _pictures(self, item_id: str, *columns: str) -> dict[str, Any]:
+        """Columns of an item; 404 if there is none, or if they are damaged."""
 
         def read() -> dict[str, Any] | None:
-            rows = self.library.store.fetch([item_id], ["frames_key", column]).to_pylist()
+            rows = self.library.store.fetch([item_id], ["frames_key", *columns]).to_pylist()
             return rows[0] if rows else None
 
         row = self._read(read)
         if row is None:
             raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
-        if damaged_frame_columns(row["frames_key"], row):
-            message = f"the {column} of item '{item_id}' is damaged; 'gare check --repair' makes it anew"
+        if damaged := damaged_frame_columns(row["frames_key"], row):
+            message = f"the {damaged[0]} of item '{item_id}' is damaged; 'gare check --repair' makes it anew"
             _log.warning(message)
             raise Problem(404, "damaged", message)
-        content: bytes = row[column]
-        return content
+        if not all(row[name] for name in columns):
+            raise Problem(404, "no_picture", f"item '{item_id}' has no pictures: only its vectors were added")
+        return row
 
     def folders(self) -> list[schemas.Folder]:
         """What may be indexed: named when the server was started, or part of the library already."""
@@ -240,30 +312,3 @@ SharedLibrary = Annotated[Library, Depends(get_library)]
 def folder_id(path: str) -> str:
     """A short name for a folder, to be used in addresses."""
     return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-
-
-class FolderList:
-    """The folders that hold items, for the filter of the page. Read again when it is old."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._mutex = threading.Lock()
-        self._read_at = -_FOLDERS_FOR_S
-        self._folders: list[tuple[str, int]] = []
-
-    def get(self) -> list[tuple[str, int]]:
-        """Path and number of items, by path."""
-        with self._mutex:
-            if time.monotonic() - self._read_at > _FOLDERS_FOR_S:
-                counts: dict[str, int] = {}
-                for batch in checked(self._library.store.scan(columns=["path"])):
-                    for path in batch.column("path").to_pylist():
-                        folder = path.rpartition("/")[0] or "/"
-                        counts[folder] = counts.get(folder, 0) + 1
-                self._folders = sorted(counts.items())
-                self._read_at = time.monotonic()
-            return self._folders
-
-    def forget(self) -> None:
-        """Read the folders again when they are next asked for."""
-        self._read_at = -_FOLDERS_FOR_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gare.library.search.refined_moment import RefinedMoment
@@ -73,11 +73,16 @@ class SearchHit:
     file_duration: float = 0.0
     """Seconds of the whole file."""
     others: tuple[OtherMoment, ...] = ()
-    """Other moments of the file among the items that were scored, best first; none of them overlap. Empty
-    where every moment is a hit of its own."""
+    """Other moments of the file among the items that were scored, best first: those whose best frame still
+    matches beside the hit's own. None of them overlap. Empty where every moment is a hit of its own."""
     duplicates: tuple[str, ...] = ()
     """Ids of near-copies that were folded into this hit."""
     explanation: Explanation | None = None
+
+    @property
+    def moment_ids(self) -> list[str]:
+        """Ids of the items that its moments were found by, its own first."""
+        return [self.id, *(other.id for other in self.others)]
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ def make_hit(
     real_scores = tuple(frame_scores[: len(times)])
     start, end = facts["start"], facts["end"]
     part = refined or RefinedMoment(start, end, find_moment(times, real_scores, start, end))
+    part = _within(part, facts["file_duration"])
     return SearchHit(
         id=facts["id"],
         score=score,
@@ -155,11 +161,19 @@ def make_hit(
     )
 
 
-def other_moment(facts: dict[str, Any], *, score: float, frame_scores: Sequence[float]) -> OtherMoment:
+def other_moment(
+    facts: dict[str, Any], *, score: float, frame_scores: Sequence[float], refined: RefinedMoment | None
+) -> OtherMoment:
     """A moment beside the best one of its file."""
     times, start, end = facts["times"], facts["start"], facts["end"]
     best = find_moment(times, frame_scores[: len(times)], start, end)
-    return OtherMoment(facts["id"], score, start, end, best)
+    part = _within(refined or RefinedMoment(start, end, best), facts["file_duration"])
+    return OtherMoment(facts["id"], score, part.start, part.end, part.best)
+
+
+def _within(part: RefinedMoment, duration: float) -> RefinedMoment:
+    """Not longer than its file: how long its last frame is shown is a guess."""
+    return replace(part, end=duration) if part.best < duration < part.end else part
 
 
 def find_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:
