@@ -27,6 +27,7 @@ LEASE_S = 60.0
 MOST_ATTEMPTS = 5
 """A shard that so many workers have lost is given up, and named."""
 _RUN = "run"
+_TROUBLE = "trouble/"
 
 RunState = Literal["planning", "running", "stopping", "finished"]
 ShardState = Literal["waiting", "leased", "done", "failed"]
@@ -46,6 +47,7 @@ class Run:
     num_files: int = 0
     num_unchanged: int = 0
     num_failed_before: int = 0
+    skipped_roots: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = LEASE_S
     started: float = 0.0
     """By the clock of whoever planned it; for people."""
@@ -125,7 +127,7 @@ class ShardLedger:
             LibraryError: another run is under way.
         """
         now = self.run()
-        if now is not None and now.state in ("running", "stopping"):
+        if now is not None and now.state == "running":
             raise LibraryError(
                 f"another run is under way, over {', '.join(now.sources)}. Wait for it, or stop it: "
                 "gare index --stop --library …"
@@ -142,15 +144,21 @@ class ShardLedger:
         shards: Sequence[ShardFiles],
         gone: Sequence[str],
         problems: Sequence[Mapping[str, Any]] = (),
+        **facts: Any,
     ) -> Run:
-        """Write the shards, then let workers begin. One more shard is for the end of the run."""
+        """Write the shards, then let workers begin. One more shard is for the end of the run.
+
+        Args:
+            facts: what the plan found, by the names of `Run`.
+        """
         texts = {_files_key(run, number): _pack(files) for number, files in enumerate(shards)}
         texts[_end_key(run)] = _text({"gone": list(gone), "problems": list(problems)})
         rows = [Shard(number, len(files.new) + len(files.changed)) for number, files in enumerate(shards)]
         rows.append(Shard(len(shards), 0))
         self._records.put(texts)
         self._records.put({_shard_key(run, row.number): _text(asdict(row)) for row in rows})
-        started = replace(run, state="running", num_files=sum(row.num_files for row in rows))
+        num_files = sum(row.num_files for row in rows)
+        started = replace(run, state="running", num_files=num_files, started=time.time(), **facts)
         self._change(run, started)
         return started
 
@@ -162,6 +170,14 @@ class ShardLedger:
         changed = replace(run, state=state, message=message)
         self._change(run, changed)
         return changed
+
+    def note_trouble(self, node: str, error: str) -> None:
+        """Remember why the worker of a node ended; the next trouble of the node takes its place."""
+        self._records.put({f"{_TROUBLE}{node}": error})
+
+    def troubles(self) -> dict[str, str]:
+        """Why workers ended, by node."""
+        return {key.removeprefix(_TROUBLE): text for key, text in self._records.read(_TROUBLE).items()}
 
     def _change(self, old: Run, new: Run) -> None:
         if not self._records.swap(_RUN, _text(asdict(old)), _text(asdict(new))):
