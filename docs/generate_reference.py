@@ -16,7 +16,10 @@ import typer.main
 from typer.testing import CliRunner
 
 import gare
+from gare.bench.capacity_plan import Machines, make_plan
+from gare.bench.measured_constants import CONSTANTS
 from gare.cli.main import app
+from gare.cli.plan_command import demands, render
 from gare.encoders import ENCODERS
 from gare.interaction import INTERACTIONS
 from gare.model.model_config import GareConfig, TemperatureConfig, TemporalConfig
@@ -26,6 +29,8 @@ from gare.train.run_config import FRAMES_CONFIGS, DataConfig, OptimizerConfig, R
 
 REFERENCE = Path(__file__).parent / "reference"
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+PLAN_BEGINS = "<!-- gare plan: written by docs/generate_reference.py -->"
+PLAN_ENDS = "<!-- end of gare plan -->"
 HEADER = "<!-- Written by docs/generate_reference.py; change the code instead. -->\n\n"
 
 
@@ -211,12 +216,24 @@ def _results_row(path: Path) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
+def scale_page() -> str:
+    """docs/scale.md with what `gare plan` prints where nothing was measured."""
+    page = (REFERENCE.parent / "scale.md").read_text(encoding="utf-8")
+    before, _, rest = page.partition(PLAN_BEGINS)
+    after = rest.partition(PLAN_ENDS)[2]
+    machines = Machines()
+    plans = [make_plan(demand, machines, CONSTANTS) for demand in demands(None, None, 100.0)]
+    shown = "\n".join(line.rstrip() for line in render(plans, machines, CONSTANTS).splitlines())
+    return f"{before}{PLAN_BEGINS}\n\n```console\n$ gare plan\n{shown}\n```\n\n{PLAN_ENDS}{after}"
+
+
 PAGES = {
     "config.md": settings_page,
     "cli.md": commands_page,
     "python.md": python_page,
     "methods.md": methods_page,
     "results-index.md": results_page,
+    "../scale.md": scale_page,
 }
 
 if __name__ == "__main__":

@@ -60,6 +60,40 @@ def write_colour(path: Path, hue: float, *, seconds: float, size: tuple[int, int
         container.mux(stream.encode(None))
 
 
+FILM_COLOURS = ("red", "green", "blue", "red", "yellow", "blue", "green", "black")
+"""The scenes of the film, twelve seconds each."""
+SCENE_S = 12
+
+
+def write_film(path: Path, *, size: tuple[int, int] = (160, 90)) -> None:
+    """A file that is long enough to have moments: one colour after the other, a white ball in each."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=4, options={"g": "8"})
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for colour in FILM_COLOURS:
+            for number in range(4 * SCENE_S):
+                image = Image.new("RGB", size, colour)
+                x = size[0] * number / (4 * SCENE_S)
+                ImageDraw.Draw(image).ellipse((x - 12, 30, x + 12, 54), fill="white")
+                container.mux(stream.encode(av.VideoFrame.from_image(image)))
+        container.mux(stream.encode(None))
+
+
+def make_film_library(folder: Path) -> Served:
+    """A film, an upright clip and a still, indexed by default: in moments."""
+    torch.manual_seed(0)
+    model = GARE(GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}})).eval()
+    model.save_pretrained(folder / "model")
+    videos = folder / "videos"
+    videos.mkdir(parents=True)
+    write_film(videos / "film.mp4")
+    write_colour(videos / "upright.mp4", 0.3, seconds=5, size=(90, 160))
+    write_colour(videos / "still.mp4", 0.6, seconds=0.25)
+    with Library.open(folder / "library", model=folder / "model") as library:
+        library.index(videos)
+    return Served(videos, folder / "library", folder / "model")
+
+
 def make_served(folder: Path, *, index: bool = True) -> Served:
     model = save_tiny_model(folder / "model")
     videos = make_videos(folder / "videos")

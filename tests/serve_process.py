@@ -36,18 +36,19 @@ class ServeProcess:
 
     def __init__(
         self,
-        library: Path,
+        library: Path | str,
         *arguments: str,
         port: int = 0,
         ready: bool = True,
         options: dict[str, Any] | None = None,
         driver: str = "serve_driver.py",
         with_stdout: bool = False,
+        log_folder: Path | None = None,
         **variables: str,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = library.parent / f"serve-{self.port}-{time.monotonic_ns()}.log"
+        self.log = (log_folder or Path(library).parent) / f"serve-{self.port}-{time.monotonic_ns()}.log"
         self.headers: dict[str, str] = {}
         command = ["gare", "serve", "--library", str(library), "--port", str(self.port), *arguments]
         if options is not None:

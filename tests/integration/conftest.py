@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from serve_library import Served, make_served
+from serve_library import Served, make_film_library, make_served
 from serve_process import PATIENT, ServeProcess
 from servers import Postgres, SeaweedFS, server_folder
 
@@ -60,6 +60,19 @@ def new_library(
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A small library that no test changes."""
     return make_served(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A library with a film, that no test changes."""
+    return make_film_library(tmp_path_factory.mktemp("film"))
+
+
+@pytest.fixture(scope="session")
+def film_server(film: Served) -> Iterator[ServeProcess]:
+    """A server over it."""
+    with ServeProcess(film.library, options=PATIENT) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

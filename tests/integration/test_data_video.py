@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from clips import numbered_image, read_number, set_rotation, steady, write_audio, write_video
-from gare.data.video import read_clip, read_frames
+from clips import numbered_image, read_number, set_rotation, steady, write_audio, write_film, write_video
+from gare.data.video import VideoReader, read_clip, read_frames
 from gare.errors import VideoError
 
 
@@ -53,6 +53,33 @@ def test_variable_frame_rate_follows_the_clock(tmp_path: Path) -> None:
     clip = read_clip(path, 12)
     assert numbers(clip.images) == [0, 2, 3, 4, 5]  # seconds 0, 1 and 2, 3, 4 to 6, 7
     assert clip.times == pytest.approx([0, 0.2, 3.0, 3.1, 7.0])
+
+
+def test_where_few_frames_are_wanted_those_that_no_other_needs_are_left_out(tmp_path: Path) -> None:
+    film = write_film(tmp_path / "film.mp4", 500, sound="", options={"bf": "3"})
+    seen = {}
+    for step in (0.0, 0.5):
+        with VideoReader(film) as reader:
+            reader.thin_out(step)
+            shown = [reader.image_at(second / 2) for second in range(40)]
+            seen[step] = [(time, read_number(image)) for time, image in shown]
+    assert all(time == pytest.approx(number / 25) for times in seen.values() for time, number in times)
+    assert [number for _, number in seen[0.0]] == [25 * second // 2 for second in range(40)]
+    late = [second / 2 - time for second, (time, _) in enumerate(seen[0.5])]
+    assert 0 < max(late) <= 4 / 25
+
+
+def test_a_video_of_few_frames_keeps_them_all(tmp_path: Path) -> None:
+    slow = write_video(tmp_path / "slow.mp4", steady(20), options={"bf": "3"})
+    with VideoReader(slow) as reader:
+        reader.thin_out(0.5)
+        assert numbers([reader.image_at(second / 2)[1] for second in range(40)]) == list(range(0, 200, 5))
+
+
+def test_a_glance_sees_the_frame_on_screen(tmp_path: Path) -> None:
+    with VideoReader(write_video(tmp_path / "clip.mp4", steady(3), size=(640, 480))) as reader:
+        time, image = reader.glance_at(1.25, 48)
+        assert (time, image.size, read_number(image)) == (pytest.approx(1.2), (64, 48), 12)
 
 
 def test_start_and_end_cut_a_part(tmp_path: Path) -> None:

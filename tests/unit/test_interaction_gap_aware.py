@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,8 +109,8 @@ def test_a_pooled_vector_that_vanishes_scores_the_same_both_ways(num_frames):
         slow, fast = dense(interaction, text, video), interaction.score(text, video)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     cards = interaction.float().cards(VideoFeatures(video.frames_VFD.float(), video.mask_VF))
-    fused_VT = gap_aware_cuda.score(text.text_TD.float(), cards, config)
-    torch.testing.assert_close(fused_VT.mT.double(), slow, atol=2e-5, rtol=0)
+    fused_TV = gap_aware_cuda.score(text.text_TD.float(), cards, config)
+    torch.testing.assert_close(fused_TV.double(), slow, atol=2e-5, rtol=0)
 
 
 def test_scores_are_cosines_even_where_the_shifted_text_vanishes():
@@ -149,8 +150,8 @@ def test_cards_made_in_blocks_and_cards_with_gaps(monkeypatch):
     pieces = interaction.cards(video)
     expected = interaction.score(text, whole)
     torch.testing.assert_close(interaction.score(text, pieces), expected)
-    fused_VT = gap_aware_cuda.score(text.text_TD, whole[::2], interaction.config)
-    torch.testing.assert_close(fused_VT.mT, expected[:, ::2], atol=2e-6, rtol=0)
+    fused_TV = gap_aware_cuda.score(text.text_TD, whole[::2], interaction.config)
+    torch.testing.assert_close(fused_TV, expected[:, ::2], atol=2e-6, rtol=0)
 
 
 def test_padded_words_of_any_content_change_nothing():
@@ -188,18 +189,40 @@ def test_the_fast_path_never_holds_a_vector_for_every_pair(config):
     assert largest.numel < 24 * 24 * 64 / 2
 
 
-@pytest.mark.parametrize("num_frames", [5, 17])
+@pytest.mark.parametrize("num_heads", [1, 2])
 @pytest.mark.parametrize("config", every_factored(context="frames"), ids=short)
 @torch.no_grad()
-def test_the_cuda_kernel_in_tritons_interpreter_equals_plain_torch(config, num_frames):
+def test_the_cuda_kernel_in_tritons_interpreter_equals_plain_torch(config, num_heads):
+    """Frames that fill a tile and frames that do not; more texts and videos than a program has."""
     generator = torch.Generator().manual_seed(0)
-    text = random_text(generator, gap_aware_cuda.TEXTS_PER_PROGRAM + 5, 2, 16, torch.float32)
-    video = random_video(generator, 2, num_frames, 16, torch.float32)
-    interaction = random_interaction(generator, config, 16, torch.float32)
+    config = replace(config, num_heads=num_heads)
+    num_texts, num_videos, num_frames, dim = (69, 3, 5, 16) if num_heads == 1 else (5, 2, 17, 40)
+    text = random_text(generator, num_texts, 2, dim, torch.float32)
+    video = random_video(generator, num_videos, num_frames, dim, torch.float32)
+    interaction = random_interaction(generator, config, dim, torch.float32)
     cards = interaction.cards(video)
-    fused_VT = gap_aware_cuda.score(text.text_TD, cards, config)
+    fused_TV = gap_aware_cuda.score(text.text_TD, cards, config)
     plain_TV = interaction.score(text, cards)
-    torch.testing.assert_close(fused_VT.mT, plain_TV, atol=2e-6, rtol=0)
+    torch.testing.assert_close(fused_TV, plain_TV, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@torch.no_grad()
+def test_the_cuda_kernel_in_half_precision(scale):
+    """Its matrices are kept in float16, each divided by its largest number: no weight is too large.
+
+    float16, because Triton's interpreter multiplies bfloat16 as if it were integers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    config = GapAwareConfig(pooling="text_conditioned")
+    text, video = random_text(generator, 7, 2, 64), random_video(generator, 5, 12, 64)
+    interaction = random_interaction(generator, config, 64)
+    interaction.increment_net.output.weight.mul_(scale)
+    text, video = text.to(torch.float16), video.to(torch.float16)
+    exact = interaction.score(text.to(torch.float64), video.to(torch.float64))
+    cards = interaction.half().cards(video)
+    fused_TV = gap_aware_cuda.score(text.text_TD, cards, config)
+    assert (fused_TV - exact).abs().max() < 0.01  # what rounding weights and keys costs
 
 
 @torch.no_grad()

@@ -27,13 +27,14 @@ from gare.library.index.extract import (
     STRIP_FRAME_WIDTH,
     Job,
     extract,
+    make_pictures,
     make_strip,
-    make_thumbnail,
 )
 from gare.library.index.extract_task import Extracted, ExtractTask, Segment
 from gare.library.index.plan import Known, check_roots, make_plan
 from gare.library.index.scan import FoundFile, Scan, scan_folders
 from gare.library.index.segment import Segmentation, ShotDetector, find_spans, parse_segmentation
+from gare.library.store.stored_pictures import picture_at, split_pictures
 from servers import HANG_S
 from video_tree import FAILURES, GOOD, build_tree
 
@@ -278,12 +279,30 @@ def test_the_box_changes_nothing(tmp_path: Path, split: str) -> None:
 def test_thumbnails_are_not_black() -> None:
     black, grey = Image.new("RGB", (640, 360)), Image.new("RGB", (640, 360), (90, 90, 90))
     scene = Image.linear_gradient("L").resize((640, 360)).convert("RGB")
-    thumbnail = Image.open(io.BytesIO(make_thumbnail([black, grey, scene, black])))
+    pictures = make_pictures([black, grey, scene, black])
+    thumbnail = Image.open(io.BytesIO(pictures))  # an older gare takes it for one picture
     assert thumbnail.size == (320, 180)
     assert np.asarray(thumbnail.convert("L")).std() > 50
     strip = Image.open(io.BytesIO(make_strip([black, scene])))
     assert strip.size == (2 * STRIP_FRAME_WIDTH, 54)
-    assert make_thumbnail([black])  # nothing else to show
+    assert len(split_pictures(make_pictures([black]))) == 2  # nothing else to show
+
+
+def test_every_frame_has_a_picture_of_its_own() -> None:
+    shades = [Image.new("RGB", (360, 640), (shade, shade, shade)) for shade in (0, 80, 160, 240)]
+    pictures = make_pictures(shades)
+    assert len(split_pictures(pictures)) == 5
+    times = [0.0, 1.0, 2.5, 4.0]
+    for moment, shade in ((0.0, 0), (0.9, 0), (1.0, 80), (2.4996, 160), (3.9, 160), (99.0, 240)):
+        shown = Image.open(io.BytesIO(picture_at(pictures, times, moment)))
+        assert shown.size == (144, 256)
+        assert shown.getpixel((10, 10)) == pytest.approx((shade, shade, shade), abs=3)
+
+
+def test_a_row_with_one_picture_shows_that_one() -> None:
+    first = split_pictures(make_pictures([Image.new("RGB", (32, 18), "red")]))[0]
+    assert picture_at(first, [0.0, 1.0], 1.0) == first
+    assert picture_at(first + first, [0.0, 1.0], 1.0) == first  # and one whose pictures are not of its frames
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -37,6 +38,14 @@ def peak_memory_gb() -> float:
     """The most main memory this process has held so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
+
+
+def held_memory() -> int:
+    """Bytes of main memory that this process holds now; what it held at most, where there is no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return int(1e9 * peak_memory_gb())
 
 
 def wait_for(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gare.bench.bench_timing import peak_memory_gb
+from gare.bench.bench_timing import held_memory, peak_memory_gb
 from gare.bench.synthetic_library import Say, make_library
 from gare.bench.synthetic_vectors import clustered_vectors, synthetic_model
 from gare.interaction.interaction import score_in_blocks
@@ -65,11 +65,32 @@ class SearchBenchmark:
     """The share of the candidates of an exact scan that stage 1 finds."""
     open_and_first_ms: float
     peak_memory_gb: float
+    num_bytes: int = 0
+    """Of the library, where it is stored."""
+    process_memory: int = 0
+    """Bytes of memory before the library was opened."""
+    search_memory: int = 0
+    """Bytes more, once every search was made."""
     hours: int = 0
     """Hours of film with dense frames that were added, for `with_films`."""
     num_with_films: int = 0
     with_films: Spread | None = None
     """`search` with the films beside the items."""
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What `gare plan` uses of it."""
+        found: dict[str, float] = {
+            "item_bytes": self.num_bytes / self.num_items - 2 * self.dim * self.frames,
+            "search_items": self.num_items,
+            "search_ms": self.search.p50,
+            "stage1_ms": self.stage1.p50,
+            "search_memory": self.search_memory / self.num_items,
+            "process_memory": self.process_memory,
+        }
+        if self.hours:
+            found["items_an_hour"] = (self.num_with_films - self.num_items) / self.hours
+        return found
 
 
 def benchmark_search(
@@ -104,13 +125,16 @@ def benchmark_search(
 def _measure_at(
     place: Path, model: GARE, candidates: int, queries: int, frames: int, say: Say
 ) -> SearchBenchmark:
-    started = time.perf_counter()
+    memory, started = held_memory(), time.perf_counter()
     with Library.open(place, model=model) as library:
         texts = _query_vectors(model.dim, queries + 1)
         _search(library.searcher, encoded_vector(texts[-1]), candidates)
         first = 1000 * (time.perf_counter() - started)
         say("searching")
-        return _measure(library, texts[:queries], candidates, first, frames)
+        measured = _measure(library, texts[:queries], candidates, first, frames)
+        grown = max(0, measured.search_memory - memory)
+        num_bytes = library.store.num_bytes() or 0
+        return replace(measured, process_memory=memory, search_memory=grown, num_bytes=num_bytes)
 
 
 @torch.no_grad()
@@ -133,7 +157,7 @@ def _measure(
 
     for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
         _search(searcher, encoded_vector(vector), candidates)
-    peak_gb = peak_memory_gb()  # before the references, which need more
+    peak_gb, held = peak_memory_gb(), held_memory()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):
         sentence, query = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", encoded_vector(vector)
@@ -162,6 +186,7 @@ def _measure(
         recall=statistics.mean(shares),
         open_and_first_ms=first,
         peak_memory_gb=peak_gb,
+        search_memory=held,
         **spreads,
     )
 

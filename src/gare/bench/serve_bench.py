@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,12 @@ class ServeBenchmark:
     """The slowest p95 up to there (the next number that was tried), over that of one client."""
     peak_memory_gb: float
     """The peak memory of the server."""
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What `gare plan` uses of it."""
+        best = max(step.searches_per_second for step in self.steps)
+        return {"replica_searches": best, "replica_cores": os.cpu_count() or 1}
 
 
 def benchmark_serve(

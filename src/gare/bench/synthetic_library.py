@@ -6,7 +6,7 @@ Shapes: V items, F frames, D embedding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from gare.data.frame_sampling import sample_indices
 from gare.library.index.moment_ranges import moment_ranges
 from gare.library.library import Library
 from gare.library.search.stage1 import plain_vectors
+from gare.library.store.lance_store import LanceStore
 from gare.library.store.row_checksums import frames_checksum
 from gare.library.store.store_schema import DENSE, file_schema, frame_schema, item_id, item_schema
 from gare.model import GARE
@@ -51,6 +52,8 @@ def make_library(place: Path, model: GARE, num_items: int, say: Say, *, hours: i
                 say(f"  {film + 1} hours of film")
         if num_short < num_items or num_films < hours:
             say("building the index")
+            if isinstance(library.store, LanceStore):
+                library.store.version_age = timedelta(0)  # nobody reads old versions
             library.maintain()
 
 

@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gare.bench.bench_timing import describe_device
 from gare.bench.exact_bench import ExactBenchmark
+from gare.bench.measured_constants import remember_constants
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
 from gare.cli.options import choose_device
 from gare.extras import require
@@ -176,6 +178,7 @@ def search(
         folder=folder,
         say=console.print,
     )
+    remember_constants(result.constants, where=_cpu())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
@@ -263,6 +266,7 @@ def exact(
     if library:
         compared = compare_library(case, queries=library, folder=folder, say=say)
         result = dataclasses.replace(result, library=compared)
+    remember_constants(result.constants, where=result.device)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
     else:
@@ -329,6 +333,7 @@ def index(
         GARE.from_pretrained(model) if model else GARE(GareConfig.load({"encoder": {"name": "mini"}})).eval()
     )
     result = benchmark_index(folder, model=loaded, num_workers=workers)
+    remember_constants(result.constants, where=_cpu())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
@@ -365,6 +370,8 @@ def encode(
     today = datetime.now(UTC).date().isoformat()
     rate = frames * result.videos_per_second
     remember_speed(model, Speed(result.device, result.texts_per_second, rate, today))
+    if not result.device.startswith("CPU"):
+        remember_constants({"gpu_frames": rate}, where=result.device)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
@@ -415,6 +422,7 @@ def serve(
         folder=folder,
         say=Console(stderr=True, highlight=False).print,
     )
+    remember_constants(result.constants, where=_cpu())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
@@ -435,3 +443,7 @@ def serve(
             str(step.num_errors),
         )
     Console().print(table)
+
+
+def _cpu() -> str:
+    return describe_device(torch.device("cpu"))

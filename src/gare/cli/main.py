@@ -25,6 +25,7 @@ from gare.cli import (
     index_command,
     mcp_command,
     models_command,
+    plan_command,
     search_command,
     serve_command,
     train_command,
@@ -46,6 +47,7 @@ app.command()(ablate_command.ablate)
 app.command()(compare_command.compare)
 app.command()(analyze_command.analyze)
 app.add_typer(bench_command.app, name="bench")
+app.command()(plan_command.plan)
 app.command()(index_command.index)
 app.command()(search_command.search)
 app.command()(clip_command.clip)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -57,6 +57,10 @@ def search(
     exact: Annotated[
         bool, typer.Option("--exact", help="The true best, with a proof: as --exhaustive, much faster.")
     ] = False,
+    by: Annotated[
+        Literal["file", "moment"],
+        typer.Option(help="file: a file once, with its best moment; moment: all its moments."),
+    ] = "file",
     unique: Annotated[bool, typer.Option("--unique", help="Fold near-copies into one hit.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print the files alone, one a line.")] = False,
     zero: Annotated[
@@ -78,7 +82,7 @@ def search(
     ] = 20.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
-    """Search a library. Each hit has a score, its file and the moment that matches best.
+    """Search a library. A hit has a score, its file, the second that matches best and the moment around it.
 
     Examples:
 
@@ -94,7 +98,7 @@ def search(
 
         gare search --video clip.mp4 --captions captions.txt
 
-        gare search "a goal" --top 20 --out goals.edl
+        gare search "a goal" --by moment --top 20 --out goals.edl
     """
     from gare.library.library import Library, find_library
     from gare.library.search.search_request import SearchRequest
@@ -122,6 +126,7 @@ def search(
             candidates=candidates,
             exhaustive=exhaustive,
             exact=exact,
+            by=by,
             unique=unique,
         )
         with _preparing(opened, exact):
@@ -218,14 +223,22 @@ def _table(hits: list[SearchHit]) -> Table:
     from gare.library.index.scan import on_one_line
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("score", "at", "frames", "id"):
+    for name in ("score", "at", "moment", "frames", "id"):
         table.add_column(name, justify="right" if name in ("score", "at") else "left", no_wrap=True)
     table.add_column("file", overflow="fold")
     for hit in hits:
-        copies = f"  (+{len(hit.duplicates)} alike)" if hit.duplicates else ""
-        file = Text(on_one_line(hit.path) + copies)  # as a plain string, its [brackets] would be markup
-        table.add_row(f"{hit.score:.3f}", _clock(hit.moment), _strip(hit.frame_scores), hit.id, file)
+        # As a plain string, its [brackets] would be markup.
+        file = Text(on_one_line(hit.path) + _besides(hit))
+        moment = f"{_clock(hit.start)}-{_clock(hit.end)}"
+        table.add_row(f"{hit.score:.3f}", _clock(hit.moment), moment, _strip(hit.frame_scores), hit.id, file)
     return table
+
+
+def _besides(hit: SearchHit) -> str:
+    """What a hit stands for besides its moment."""
+    moments = f"{len(hit.others)} more moment{'s' * (len(hit.others) != 1)}" if hit.others else ""
+    copies = f"+{len(hit.duplicates)} alike" if hit.duplicates else ""
+    return "".join(f"  ({words})" for words in (moments, copies) if words)
 
 
 def _strip(scores: tuple[float, ...]) -> str:

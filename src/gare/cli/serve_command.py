@@ -16,6 +16,7 @@ from gare.extras import require
 if TYPE_CHECKING:
     from gare.serve.serve_options import ServeOptions
 
+_DRAIN_S = 10.0
 _stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -54,6 +55,17 @@ def serve(
         list[str] | None,
         typer.Option(help="A folder that may be indexed from the page, besides those of the library."),
     ] = None,
+    replica: Annotated[
+        bool,
+        typer.Option("--replica", help="One of several servers of this library: it only searches."),
+    ] = False,
+    drain: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after SIGTERM in which it answers but is not ready; default: 10 with --replica.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Searches answered together; 1 switches that off.")] = 16,
     upload_mb: Annotated[
@@ -71,6 +83,8 @@ def serve(
         GARE_TOKEN=… gare serve --host 0.0.0.0 --port 8000
 
         GARE_TOKEN=… gare serve --behind-proxy --trusted-host videos.example.org
+
+        gare serve --library s3://bucket/videos --replica
     """
     require("serve", "gare serve")
     from gare.data.sandbox import probe_box
@@ -93,6 +107,8 @@ def serve(
         behind_proxy=behind_proxy,
         folders=tuple(folder or ()),
         log_queries=log_queries,
+        is_replica=replica,
+        drain_seconds=(_DRAIN_S if replica else 0.0) if drain is None else drain,
         max_batch=batch,
         upload_bytes=upload_mb * 2**20,
     )
@@ -103,7 +119,11 @@ def serve(
     options = replace(options, port=bound.getsockname()[1])
     set_up_logs(queries=log_queries)
     with Library.open(
-        library or find_library(), model=model, device=choose_device(device), create=False
+        library or find_library(),
+        model=model,
+        device=choose_device(device),
+        create=False,
+        read_only=replica,
     ) as opened:
         for repair in opened.store.repairs:
             _stderr.print(f"repaired: {repair}", style="yellow", markup=False)

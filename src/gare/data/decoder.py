@@ -29,6 +29,7 @@ _FORMATS = (
 )
 _SAME_MOMENT_S = 1e-4  # timestamps are rounded to the container's clock
 _SHORTEST_FRAME_S = 0.01
+_FRAMES_PER_STEP = 8  # more than are left out in a row
 _ROOM_PER_PIXEL, _LEAST_ROOM = 64, 2**25  # sixteen pictures to refer to, others in work, one in RGB
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map zero-fill pages")
 
@@ -244,6 +245,11 @@ class Decoder:
     def next_time(self) -> float:
         """When the frame after the one on screen comes; minus infinity where none follows."""
         return -math.inf if self._next is None else self._next.time
+
+    def thin_out(self, step: float) -> None:
+        """Skip frames that no other refers to, where at least `_FRAMES_PER_STEP` come in `step` seconds."""
+        if step >= _FRAMES_PER_STEP * _frame_interval(self._stream):
+            self._stream.codec_context.skip_frame = "NONREF"
 
     def shot_at(self, time: float) -> Shot | None:
         """The frame on screen at this moment; moments must not go back. None: nothing can be decoded."""

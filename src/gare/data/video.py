@@ -230,6 +230,20 @@ class VideoReader:
             shot = self._decoder.shot_at(moment)
             return None if shot is None else (shot.time, _to_image(shot.frame, short_side))
 
+    def glance_at(self, moment: float, short_side: int) -> tuple[float, Image.Image] | None:
+        """As `image_at`, scaled by a quick filter: enough to see whether something changed."""
+        with self._naming_damage():
+            shot = self._decoder.shot_at(moment)
+            return None if shot is None else (shot.time, _to_image(shot.frame, short_side, "AREA"))
+
+    def thin_out(self, step: float) -> None:
+        """Decode only frames that others refer to, where at least eight come in `step` seconds.
+
+        In most films every second frame is left out, and the one on screen is a few hundredths of a second
+        older than it might be.
+        """
+        self._decoder.thin_out(step)
+
     def take(
         self, moments: Sequence[float], short_side: int | None = None
     ) -> tuple[list[Image.Image], list[float]]:
@@ -291,10 +305,10 @@ def _judge(path: Path, truncation: str | None, error: str | None, has_frames: bo
     return damage
 
 
-def _to_image(frame: VideoFrame, short_side: int | None) -> Image.Image:
+def _to_image(frame: VideoFrame, short_side: int | None, interpolation: str = "BICUBIC") -> Image.Image:
     width, height = _scaled_size(frame.width, frame.height, short_side)
     to_image: Any = frame.to_image  # PyAV leaves it untyped
-    image: Image.Image = to_image(width=width, height=height, interpolation="BICUBIC")
+    image: Image.Image = to_image(width=width, height=height, interpolation=interpolation)
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gare.interaction import gap_aware_factored as factored
+from gare.interaction.fused_cards import can_fuse
 from gare.interaction.gap_aware_bounds import GapAwareBounds
 from gare.interaction.gap_aware_cards import GapAwareCards, IncrementCard, gap_aware_cards
 from gare.interaction.increment_keys import KeyCards
@@ -226,11 +227,12 @@ class GapAware(Interaction):
 
         def score_video_block(texts: TextFeatures, cards: GapAwareCards) -> Tensor:
             assert cards.increment is not None
-            if self.config.pooling in KERNEL_POOLINGS and _kernel_fits(texts, cards):
-                from gare.interaction import gap_aware_cuda
-
-                return gap_aware_cuda.score(texts.text_TD, cards, self.config)
+            if self._kernel_fits(texts, cards):
+                return self._score_fused(texts, cards).mT
             return score_block(texts, cards.increment, cards.pool)
+
+        if isinstance(video, GapAwareCards) and self._kernel_fits(text, video):
+            return self._score_fused(text, video)  # whose memory does not grow with the pairs, but for scores
 
         weights = self.increment_net.weights()
         if over_words:
@@ -243,7 +245,30 @@ class GapAware(Interaction):
 
     def cards(self, video: VideoFeatures) -> GapAwareCards:
         weights = None if self.config.context == "words" else self.increment_net.weights()
-        return gap_aware_cards(video, self.config, self.pooling, weights)
+        return gap_aware_cards(video, self.config, self.pooling, weights, fused=self._has_kernel(video))
+
+    def _has_kernel(self, video: VideoFeatures) -> bool:
+        """Whether `gap_aware_cuda.py` can score such videos; if not, plain torch gives the same numbers."""
+        config, frames_VFD = self.config, video.frames_VFD
+        return (
+            frames_VFD.is_cuda
+            and frames_VFD.dtype != torch.float64
+            and config.context == "frames"
+            and config.query != "paper_text"
+            and config.pooling in KERNEL_POOLINGS
+            and can_fuse(frames_VFD.shape[1], config.num_heads)
+            and find_spec("triton") is not None
+        )
+
+    def _kernel_fits(self, text: TextFeatures, cards: GapAwareCards) -> bool:
+        """Whether the kernel can score this block, which no gradient is wanted of."""
+        needs_grad = text.text_TD.requires_grad or cards.pool.gram_VFF.requires_grad
+        return self._has_kernel(cards.video) and not (torch.is_grad_enabled() and needs_grad)
+
+    def _score_fused(self, text: TextFeatures, cards: GapAwareCards) -> Tensor:
+        from gare.interaction import gap_aware_cuda
+
+        return gap_aware_cuda.score(text.text_TD, cards, self.config)
 
     def for_search(self) -> GapAware:
         """The same interaction with the net's matrices multiplied out: four products a pair, not six."""
@@ -377,18 +402,4 @@ def _build_pooling(config: GapAwareConfig, dim: int) -> PooledCosine:
     return TextConditionedPooling(
         TextConditionedConfig(mask_frames=config.mask_frames, pooling_temperature=config.pooling_temperature),
         dim,
-    )
-
-
-def _kernel_fits(text: TextFeatures, cards: GapAwareCards) -> bool:
-    """Whether the fused CUDA kernel can take this block; if not, plain torch gives the same numbers."""
-    owner = cards.increment
-    return (
-        owner is not None
-        and text.text_TD.is_cuda
-        and not (torch.is_grad_enabled() and (text.text_TD.requires_grad or owner.key_OAD.requires_grad))
-        and text.text_TD.dtype != torch.float64
-        and owner.num_heads == 1
-        and cards.pool.mask_VF.shape[1] <= 64
-        and find_spec("triton") is not None
     )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.interaction.fused_cards import FusedCards, fuse
 from gare.interaction.increment_net import IncrementWeights
 from gare.interaction.interaction import InteractionConfig
 from gare.interaction.pair_blocks import centre, full_precision
@@ -64,17 +65,30 @@ class GapAwareCards(PooledCards):
 
     increment: IncrementCard | None
     """The increment net folded into the frames; None when it attends over words, which texts own."""
+    fused: FusedCards | None = None
+    """The same for the CUDA kernel, where there is one to read it."""
 
 
 def gap_aware_cards(
-    video: VideoFeatures, config: InteractionConfig, pooling: PooledCosine, net: IncrementWeights | None
+    video: VideoFeatures,
+    config: InteractionConfig,
+    pooling: PooledCosine,
+    net: IncrementWeights | None,
+    *,
+    fused: bool = False,
 ) -> GapAwareCards:
-    """The cards of all videos, made in blocks; `net` is None when it attends over words."""
+    """The cards of all videos, made in blocks.
+
+    Args:
+        net: None when it attends over words.
+        fused: with what the CUDA kernel reads.
+    """
 
     def make(part: VideoFeatures) -> GapAwareCards:
         pool = pooling.pool_card(part)
         card = None if net is None else frame_card(part, pool, net, masks_padding=pooling.masks_padding)
-        return GapAwareCards(config, pool, card)
+        cards = GapAwareCards(config, pool, card)
+        return replace(cards, fused=fuse(cards)) if fused else cards
 
     num_frames, dim = video.frames_VFD.shape[1:]
     num_atoms = num_frames * (1 if net is None else net.num_heads)

@@ -1,86 +1,73 @@
-"""What follows the matrix products of `gap_aware_factored.py`, fused into one CUDA kernel (Triton).
+"""The scores of `gap_aware_factored.py` in one CUDA kernel (Triton): products and all that follows them.
 
-Plain torch reads or writes a [V, F, T] tensor some forty times; here each product is read once. Inference
-only, one head, frame context. `gap_aware_factored.pair_products` is the reference: tests run this kernel in
+A program multiplies a few texts with the keys, atoms and frames of a few videos, tile by tile over D, and
+turns the products into scores while they are in registers. Nothing of T × V × F reaches memory: cards are
+read, scores are written. With few texts a program has fewer rows, and takes as long as reading its cards.
+
+Inference only, frame context. `gap_aware_factored.pair_products` is the reference: tests run this kernel in
 Triton's interpreter on the CPU against it, and `gare bench scoring` compares the two again on the GPU.
 
-Imports Triton, so `gap_aware.py` imports this file only when it can run. Shapes: T texts, V videos, F frames
-(also the number of atoms, since there is one head), D embedding.
+Imports Triton, so `gap_aware.py` imports this file only when it can run. Shapes: T texts, V videos, F frames,
+H heads, A = H × F atoms, D embedding. In the kernel frames are padded to a power of two.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gare.interaction.fused_cards import FEW_TEXTS, fuse
 from gare.interaction.gap_aware_cards import GapAwareCards
 from gare.interaction.interaction import SQUARE_FLOOR
-from gare.interaction.pair_blocks import centre, full_precision, products
 
 if TYPE_CHECKING:
     from gare.interaction.gap_aware import GapAwareConfig
 
-TEXTS_PER_PROGRAM = 64
-
 
 def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tensor:
-    """Scores [V, T] of one block."""
-    pool, owner = cards.pool, cards.increment
+    """Scores [T, V]."""
+    owner, pool = cards.increment, cards.pool
     assert owner is not None
-    assert owner.own is not None
+    fused = fuse(cards) if cards.fused is None else cards.fused
     num_videos, num_frames = pool.mask_VF.shape
     num_texts, dim = text_TD.shape
-    wide_TD = full_precision(text_TD)
-    text_centred_TD, mean_centred_VD = centre(wide_TD), centre(pool.mean_VD)
-    scaled_D, fixed_D = owner.scaled_D, owner.fixed_D
-    scores_VT = torch.empty(num_videos, num_texts, dtype=torch.float32, device=text_TD.device)
-    constants_4 = torch.stack([owner.constant3, scaled_D @ scaled_D, scaled_D @ fixed_D, fixed_D @ fixed_D])
-    length_is_learned = config.query == "gap" or config.normalise
+    text_TD = text_TD.to(owner.key_OAD.dtype).contiguous()
+    text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
+    _text_kernel[(triton.cdiv(num_texts, FEW_TEXTS),)](
+        text_TD, fused.shared_2D, text_T4, num_texts, DIM=dim, TEXTS=FEW_TEXTS, STEP=_step_of(dim, 128)
+    )
+    scores_TV = torch.empty(num_texts, num_videos, dtype=torch.float32, device=text_TD.device)
 
-    _score_kernel[(num_videos, triton.cdiv(num_texts, TEXTS_PER_PROGRAM))](
-        # for each frame and text
-        products(owner.key_OAD, text_TD),
-        products(owner.atom_OAD, text_TD),
-        products(pool.frames_VFD, text_TD),
-        # for each pair
-        mean_centred_VD @ text_centred_TD.mT * (2 / dim),
-        scores_VT if length_is_learned else pool.unit_mean_VD @ F.normalize(wide_TD, dim=-1).mT,
-        # for each text
-        wide_TD.square().sum(dim=-1),
-        text_centred_TD.square().mean(dim=-1),
-        wide_TD @ scaled_D,
-        wide_TD @ fixed_D,
-        # for each frame
-        pool.mask_VF.contiguous(),
-        owner.mask_OC.contiguous(),
-        owner.key_bias_OA.contiguous(),
-        owner.own.key_mean_VA.contiguous(),
-        owner.linear3_OA.contiguous(),
-        owner.atom_scaled_OA.contiguous(),
-        owner.atom_fixed_OA.contiguous(),
-        owner.own.scaled_VF.contiguous(),
-        owner.own.fixed_VF.contiguous(),
-        # for each pair of frames
-        owner.gram2_OAA.contiguous(),
-        owner.gram3_OAA.contiguous(),
-        owner.gram_OAA.contiguous(),
-        owner.own.atom_frames_VAF.contiguous(),
-        pool.gram_VFF.contiguous(),
-        # for each video, and for all
-        mean_centred_VD.square().mean(dim=-1),
-        constants_4,
-        scores_VT,
+    def grid(meta: dict[str, int]) -> tuple[int]:
+        videos = max(1, meta["COLUMNS"] // fused.num_atoms)
+        return (triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]),)
+
+    is_half = text_TD.dtype in (torch.float16, torch.bfloat16)
+    _score_kernel[grid](
+        text_TD,
+        text_T4,
+        owner.key_OAD.contiguous(),
+        owner.atom_OAD.contiguous(),
+        pool.frames_VFD.contiguous(),
+        fused.rows_VR.contiguous(),
+        fused.forms_VG.contiguous(),
+        fused.constants_K,
+        scores_TV,
         num_texts,
+        num_videos,
         num_frames,
         owner.eps,
         1 / config.pooling_temperature,
-        FRAMES=max(16, triton.next_power_of_2(num_frames)),
-        TEXTS=TEXTS_PER_PROGRAM,
+        DIM=dim,
+        FRAMES=fused.num_frames,
+        HEADS=owner.num_heads,
+        FEW=num_texts <= FEW_TEXTS,
+        PRECISION="tf32" if is_half else "tf32x3",
         QUERY_IS_TEXT=config.query == "text",
         GAP_SIGN=1.0 if config.gap_direction == "video_minus_text" else -1.0,
         NORMALISE=config.normalise,
@@ -89,127 +76,282 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         MASK_FRAMES=config.mask_frames,
         SQUARE_FLOOR=SQUARE_FLOOR,
     )
-    return scores_VT
+    return scores_TV
+
+
+def _step_of(dim: int, most: int) -> int:
+    return max(16, min(most, 1 << (dim - 1).bit_length()))
+
+
+# --- which shapes are tried ---------------------------------------------------------------------------------
+
+
+def _configs() -> list[triton.Config]:
+    """Tiles: TEXTS rows, COLUMNS of keys, and as many of atoms and of frames, STEP numbers of D at a time."""
+    if os.environ.get("TRITON_INTERPRET") == "1":  # nothing to time
+        return [triton.Config({"TEXTS": 64, "COLUMNS": 32, "STEP": 32})]
+    many = [
+        (128, 64, 64, 8, 3),
+        (128, 64, 32, 8, 4),
+        (64, 64, 64, 4, 3),
+        (64, 128, 64, 8, 3),
+        (128, 128, 32, 8, 3),
+    ]
+    few = [
+        (16, 64, 64, 4, 4),
+        (16, 64, 128, 4, 3),
+        (16, 32, 128, 4, 4),
+        (16, 128, 64, 4, 4),
+        (16, 128, 64, 8, 4),
+    ]
+    return [
+        triton.Config({"TEXTS": texts, "COLUMNS": columns, "STEP": step}, num_warps=warps, num_stages=stages)
+        for texts, columns, step, warps, stages in many + few
+    ]
+
+
+def _fitting(configs: list[triton.Config], named_args: dict[str, object], **meta: int) -> list[triton.Config]:
+    """Those for as many texts, whose tile holds the atoms of a video."""
+    atoms = meta["FRAMES"] * meta["HEADS"]
+    fitting = [
+        config
+        for config in configs
+        if (config.kwargs["TEXTS"] == FEW_TEXTS) == meta["FEW"]
+        and config.kwargs["COLUMNS"] >= min(atoms, 128)
+    ]
+    return fitting or configs[:1]
+
+
+# --- the kernels --------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _quadratic(left, gram, right):
-    return tl.sum(left * tl.dot(gram, right, input_precision="ieee"), axis=0)
+def _text_kernel(
+    text_ptr, shared_ptr, numbers_ptr, num_texts, DIM: tl.constexpr, TEXTS: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """What a text brings into every pair: |t|², the mean of its numbers, products with two fixed vectors."""
+    t = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
+    in_t = t < num_texts
+    square = tl.zeros([TEXTS], tl.float32)
+    level = tl.zeros([TEXTS], tl.float32)
+    scaled = tl.zeros([TEXTS], tl.float32)
+    fixed = tl.zeros([TEXTS], tl.float32)
+    for first in range(0, DIM, STEP):
+        d = first + tl.arange(0, STEP)
+        in_d = d < DIM
+        cell = t.to(tl.int64)[:, None] * DIM + d[None, :]
+        text = tl.load(text_ptr + cell, mask=in_t[:, None] & in_d[None, :], other=0.0).to(tl.float32)
+        square += tl.sum(text * text, axis=1)
+        level += tl.sum(text, axis=1)
+        scaled += tl.sum(text * tl.load(shared_ptr + d, mask=in_d, other=0.0)[None, :], axis=1)
+        fixed += tl.sum(text * tl.load(shared_ptr + DIM + d, mask=in_d, other=0.0)[None, :], axis=1)
+    tl.store(numbers_ptr + 4 * t, square, mask=in_t)
+    tl.store(numbers_ptr + 4 * t + 1, level / DIM, mask=in_t)
+    tl.store(numbers_ptr + 4 * t + 2, scaled, mask=in_t)
+    tl.store(numbers_ptr + 4 * t + 3, fixed, mask=in_t)
 
 
 @triton.jit
-def _softmax_over_frames(logits, kept):
-    logits = tl.where(kept, logits, float("-inf"))
-    weights = tl.exp(logits - tl.max(logits, axis=0)[None, :])
-    return weights / tl.sum(weights, axis=0)[None, :]
+def _row(ptr, is_in, VIDEOS: tl.constexpr, WIDTH: tl.constexpr):
+    """A number for each atom, or each frame, of each video."""
+    return tl.reshape(tl.load(ptr, mask=is_in, other=0.0), (1, VIDEOS, WIDTH))
 
 
+@triton.jit
+def _form(
+    weights, ptr, video, is_in, form_size, other, number_ptr, in_v, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """weights · matrix · other for each pair; a video's matrix is [ROWS, COLUMNS].
+
+    The matrices of all videos stand on the diagonal of a larger one, whose product tensor cores take at once.
+    """
+    row, column = tl.arange(0, VIDEOS * ROWS), tl.arange(0, VIDEOS * COLUMNS)
+    cell = (
+        video.to(tl.int64)[None, :] * form_size
+        + (row % ROWS)[:, None] * COLUMNS
+        + (column % COLUMNS)[None, :]
+    )
+    is_own = (row // ROWS)[:, None] == (column // COLUMNS)[None, :]
+    matrix = tl.load(ptr + cell, mask=is_own & is_in[None, :], other=0.0)
+    flat = tl.reshape(weights, (TEXTS, VIDEOS * ROWS)).to(matrix.dtype)
+    times = tl.reshape(tl.dot(flat, matrix, input_precision=PRECISION), (TEXTS, VIDEOS, COLUMNS))
+    return tl.sum(times * other, axis=2) * tl.load(number_ptr, mask=in_v, other=0.0)[None, :]
+
+
+@triton.autotune(
+    _configs(),
+    key=["DIM", "FRAMES", "HEADS", "FEW", "PRECISION"],
+    prune_configs_by={"early_config_prune": _fitting},
+    cache_results=True,
+)
 @triton.jit
 def _score_kernel(
-    key_text_ptr, atom_text_ptr, frame_text_ptr, gap_product_ptr, mean_cosine_ptr,
-    text_sq_ptr, text_variance_ptr, text_scaled_ptr, text_fixed_ptr,
-    real_ptr, attended_ptr, key_bias_ptr, key_mean_ptr, linear3_ptr, atom_scaled_ptr, atom_fixed_ptr,
-    frame_scaled_ptr, frame_fixed_ptr, gram2_ptr, gram3_ptr, gram_ptr, atom_frames_ptr, frames_gram_ptr,
-    mean_variance_ptr, constants_ptr, scores_ptr, num_texts, num_frames, eps, inverse_temperature,
-    FRAMES: tl.constexpr, TEXTS: tl.constexpr, QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr,
-    NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr,
-    SQUARE_FLOOR: tl.constexpr,
+    text_ptr, text_numbers_ptr, key_ptr, atom_ptr, frame_ptr, rows_ptr, forms_ptr, constants_ptr, scores_ptr,
+    num_texts, num_videos, num_frames, eps, inverse_temperature,
+    DIM: tl.constexpr, FRAMES: tl.constexpr, HEADS: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
+    QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr, NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr,
+    POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr, SQUARE_FLOOR: tl.constexpr,
+    TEXTS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One video against TEXTS texts; tiles are [FRAMES, TEXTS], padded frames and texts masked on load."""
-    v = tl.program_id(0).to(tl.int64)
-    f = tl.arange(0, FRAMES)
-    t = tl.program_id(1) * TEXTS + tl.arange(0, TEXTS)
-    in_f, in_t = f < num_frames, t < num_texts
+    """TEXTS texts against VIDEOS videos. Texts are rows; the atoms of a video, or its frames, are columns."""
+    ATOMS: tl.constexpr = HEADS * FRAMES
+    VIDEOS: tl.constexpr = COLUMNS // ATOMS if COLUMNS > ATOMS else 1
+    A: tl.constexpr = VIDEOS * ATOMS
+    F: tl.constexpr = VIDEOS * FRAMES
+    # Programs that share videos run together, so that cards come from memory once.
+    num_blocks = tl.cdiv(num_texts, TEXTS)
+    t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
+    first_v = (tl.program_id(0) // num_blocks) * VIDEOS
+    v = first_v + tl.arange(0, VIDEOS)
+    in_t, in_v = t < num_texts, v < num_videos
 
-    tile = (v * num_frames + f)[:, None] * num_texts + t[None, :]
-    in_tile = in_f[:, None] & in_t[None, :]
-    key_text = tl.load(key_text_ptr + tile, mask=in_tile, other=0.0)
-    atom_text = tl.load(atom_text_ptr + tile, mask=in_tile, other=0.0)
-    frame_text = tl.load(frame_text_ptr + tile, mask=in_tile, other=0.0)
+    a, f = tl.arange(0, A), tl.arange(0, F)
+    a_video, f_video = first_v + a // ATOMS, first_v + f // FRAMES
+    in_a, in_f = a_video < num_videos, f_video < num_videos
+    atom_row = (a_video.to(tl.int64) * HEADS + a % ATOMS // FRAMES) * num_frames + a % FRAMES
+    frame_row = f_video.to(tl.int64) * num_frames + f % FRAMES
+    real_a, real_f = in_a & (a % FRAMES < num_frames), in_f & (f % FRAMES < num_frames)
 
-    row = v * num_frames + f
-    real = tl.load(real_ptr + row, mask=in_f, other=0) != 0
-    attended = tl.load(attended_ptr + row, mask=in_f, other=0) != 0
-    key_bias = tl.load(key_bias_ptr + row, mask=in_f, other=0.0)
-    key_mean = tl.load(key_mean_ptr + row, mask=in_f, other=0.0)
-    linear3 = tl.load(linear3_ptr + row, mask=in_f, other=0.0)
-    atom_scaled = tl.load(atom_scaled_ptr + row, mask=in_f, other=0.0)
-    atom_fixed = tl.load(atom_fixed_ptr + row, mask=in_f, other=0.0)
-    frame_scaled = tl.load(frame_scaled_ptr + row, mask=in_f, other=0.0)
-    frame_fixed = tl.load(frame_fixed_ptr + row, mask=in_f, other=0.0)
+    # The products.
+    key_text = tl.zeros([TEXTS, A], tl.float32)
+    atom_text = tl.zeros([TEXTS, A], tl.float32)
+    frame_text = tl.zeros([TEXTS, F], tl.float32)
+    text_row = t.to(tl.int64)[:, None] * DIM
+    for first in range(0, DIM, STEP):
+        d = first + tl.arange(0, STEP)
+        if DIM % STEP == 0:
+            text = tl.load(text_ptr + text_row + d[None, :], mask=in_t[:, None], other=0.0)
+            key = tl.load(key_ptr + atom_row[None, :] * DIM + d[:, None], mask=real_a[None, :], other=0.0)
+            atom = tl.load(atom_ptr + atom_row[None, :] * DIM + d[:, None], mask=real_a[None, :], other=0.0)
+            frame = tl.load(
+                frame_ptr + frame_row[None, :] * DIM + d[:, None], mask=real_f[None, :], other=0.0
+            )
+        else:
+            in_d = d < DIM
+            text = tl.load(text_ptr + text_row + d[None, :], mask=in_t[:, None] & in_d[None, :], other=0.0)
+            some_a, some_f = real_a[None, :] & in_d[:, None], real_f[None, :] & in_d[:, None]
+            key = tl.load(key_ptr + atom_row[None, :] * DIM + d[:, None], mask=some_a, other=0.0)
+            atom = tl.load(atom_ptr + atom_row[None, :] * DIM + d[:, None], mask=some_a, other=0.0)
+            frame = tl.load(frame_ptr + frame_row[None, :] * DIM + d[:, None], mask=some_f, other=0.0)
+        key_text = tl.dot(text, key, key_text, input_precision=PRECISION)
+        atom_text = tl.dot(text, atom, atom_text, input_precision=PRECISION)
+        frame_text = tl.dot(text, frame, frame_text, input_precision=PRECISION)
 
-    cell = (v * num_frames + f)[:, None] * num_frames + f[None, :]
-    in_cell = in_f[:, None] & in_f[None, :]
-    gram2 = tl.load(gram2_ptr + cell, mask=in_cell, other=0.0)
-    gram3 = tl.load(gram3_ptr + cell, mask=in_cell, other=0.0)
-    gram = tl.load(gram_ptr + cell, mask=in_cell, other=0.0)
-    atom_frames = tl.load(atom_frames_ptr + cell, mask=in_cell, other=0.0)
-    frames_gram = tl.load(frames_gram_ptr + cell, mask=in_cell, other=0.0)
+    # Rows of each video: five over its atoms, six over its frames, then single numbers (`fused_cards.fuse`).
+    # Each is read where it is used, for registers are what this kernel is short of.
+    row_size = 5 * ATOMS + 6 * FRAMES + 8
+    a_row = rows_ptr + a_video.to(tl.int64) * row_size + a % ATOMS
+    f_row = rows_ptr + f_video.to(tl.int64) * row_size + 5 * ATOMS + f % FRAMES
+    number = rows_ptr + v.to(tl.int64) * row_size + 5 * ATOMS + 6 * FRAMES
+    SQUARE: tl.constexpr = ATOMS * ATOMS
+    form_size = 3 * SQUARE + ATOMS * FRAMES + FRAMES * FRAMES
+    text_sq = tl.load(text_numbers_ptr + 4 * t, mask=in_t, other=1.0)[:, None]
+    level = tl.load(text_numbers_ptr + 4 * t + 1, mask=in_t, other=0.0)[:, None]
+    text_variance = tl.maximum(text_sq / DIM - level * level, 0.0)
 
-    text_sq = tl.load(text_sq_ptr + t, mask=in_t, other=1.0)
-    text_variance = tl.load(text_variance_ptr + t, mask=in_t, other=1.0)
-    text_scaled = tl.load(text_scaled_ptr + t, mask=in_t, other=0.0)
-    text_fixed = tl.load(text_fixed_ptr + t, mask=in_t, other=0.0)
+    # Pooling, and what frames say of the pair.
+    frame_text = tl.reshape(frame_text, (TEXTS, VIDEOS, FRAMES))
+    mean_weight = _row(f_row + FRAMES, in_f, VIDEOS, FRAMES)
+    text_mean = tl.sum(mean_weight * frame_text, axis=2)
+    mean_cosine = text_mean
+    if QUERY_IS_TEXT and not NORMALISE:
+        unit_weight = _row(f_row + 5 * FRAMES, in_f, VIDEOS, FRAMES)
+        mean_cosine = tl.sum(unit_weight * frame_text, axis=2) * tl.rsqrt(tl.maximum(text_sq, 1e-24))
+    share = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)
+    if POOL_MEAN:
+        pool = mean_weight + tl.zeros([TEXTS, VIDEOS, FRAMES], tl.float32)
+    else:
+        logits = frame_text * inverse_temperature + _row(f_row, in_f, VIDEOS, FRAMES)
+        pool = tl.exp(logits - tl.max(logits, axis=2, keep_dims=True))
+        total = tl.sum(pool, axis=2)
+        if not MASK_FRAMES:  # what padding takes of the softmax is lost
+            pool = tl.where(_row(f_row + 2 * FRAMES, in_f, VIDEOS, FRAMES) != 0, pool, 0.0)
+            kept = tl.maximum(tl.sum(pool, axis=2), 1e-37)
+            share = kept / total
+            total = kept
+        pool = pool / total[:, :, None]
+    text_pooled = share * tl.sum(pool * frame_text, axis=2)
+    pooled_scaled = tl.sum(_row(f_row + 3 * FRAMES, in_f, VIDEOS, FRAMES) * pool, axis=2)
+    pooled_fixed = tl.sum(_row(f_row + 4 * FRAMES, in_f, VIDEOS, FRAMES) * pool, axis=2)
+    pooled_sq = share * share * _form(
+        pool, forms_ptr + 3 * SQUARE + ATOMS * FRAMES, f_video, in_f, form_size, pool, number + 6, in_v,
+        TEXTS, VIDEOS, FRAMES, FRAMES, PRECISION,
+    )  # fmt: skip
+
+    # Steps 1 and 2: the attention of the increment net.
+    key_text = tl.reshape(key_text, (TEXTS, VIDEOS, ATOMS))
+    if QUERY_IS_TEXT:
+        logits = key_text * tl.rsqrt(text_variance + eps)[:, :, None]
+    else:
+        mean_variance = tl.load(number, mask=in_v, other=1.0)[None, :]
+        mean_level = tl.load(number + 1, mask=in_v, other=0.0)[None, :]
+        variance = mean_variance + text_variance - 2 * (text_mean / DIM - level * mean_level)
+        scale1 = GAP_SIGN * tl.rsqrt(tl.maximum(variance, 0.0) + eps)
+        logits = (_row(a_row + ATOMS, in_a, VIDEOS, ATOMS) - key_text) * scale1[:, :, None]
+    logits = tl.reshape(logits + _row(a_row, in_a, VIDEOS, ATOMS), (TEXTS, VIDEOS * HEADS, FRAMES))
+    attention = tl.exp(logits - tl.max(logits, axis=2, keep_dims=True))
+    attention = attention / tl.sum(attention, axis=2, keep_dims=True)
+    attention = tl.reshape(attention, (TEXTS, VIDEOS, ATOMS))
+    text_atoms = tl.sum(attention * tl.reshape(atom_text, (TEXTS, VIDEOS, ATOMS)), axis=2)
+
+    # Forms of the attention itself: what LN2 and LN3 scale it by is one number a pair.
+    across = _form(
+        attention, forms_ptr + 3 * SQUARE, f_video, in_f, form_size, pool, number + 5, in_v,
+        TEXTS, VIDEOS, ATOMS, FRAMES, PRECISION,
+    )  # fmt: skip
+    square2 = _form(
+        attention, forms_ptr, a_video, in_a, form_size, attention, number + 2, in_v,
+        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
+    )  # fmt: skip
+    square3 = _form(
+        attention, forms_ptr + SQUARE, a_video, in_a, form_size, attention, number + 3, in_v,
+        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
+    )  # fmt: skip
+    square = _form(
+        attention, forms_ptr + 2 * SQUARE, a_video, in_a, form_size, attention, number + 4, in_v,
+        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
+    )  # fmt: skip
+    linear3 = tl.sum(_row(a_row + 2 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
+    own_scaled = tl.sum(_row(a_row + 3 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
+    own_fixed = tl.sum(_row(a_row + 4 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
+
+    # Steps 3 to 5: LN2, LN3 and what they scale the atoms by.
     constant3 = tl.load(constants_ptr)
     scaled_sq = tl.load(constants_ptr + 1)
     scaled_fixed = tl.load(constants_ptr + 2)
     fixed_sq = tl.load(constants_ptr + 3)
-    pair = v * num_texts + t
-
-    # Pooling.
-    if POOL_MEAN:
-        counted = (real if MASK_FRAMES else in_f).to(tl.float32)
-        pool = (counted / tl.sum(counted, axis=0))[:, None] + tl.zeros([FRAMES, TEXTS], tl.float32)
-    elif MASK_FRAMES:
-        pool = _softmax_over_frames(frame_text * inverse_temperature, real[:, None])
-    else:
-        pool = tl.where(
-            real[:, None], _softmax_over_frames(frame_text * inverse_temperature, in_f[:, None]), 0.0
-        )
-    text_pooled = tl.sum(pool * frame_text, axis=0)
-    pooled_sq = _quadratic(pool, frames_gram, pool)
-
-    # Steps 1 and 2: the attention of the increment net.
-    if QUERY_IS_TEXT:
-        logits = key_text * tl.rsqrt(text_variance + eps)[None, :]
-    else:
-        product = tl.load(gap_product_ptr + pair, mask=in_t, other=0.0)
-        variance = tl.maximum(tl.load(mean_variance_ptr + v) + text_variance - product, 0.0)
-        logits = GAP_SIGN * (key_mean[:, None] - key_text) * tl.rsqrt(variance + eps)[None, :]
-    attention = _softmax_over_frames(logits + key_bias[:, None], attended[:, None])
-
-    # Steps 3 to 5: LN2, LN3 and the coefficients of the atoms.
-    mixed = attention * tl.rsqrt(_quadratic(attention, gram2, attention) + eps)[None, :]
-    variance3 = _quadratic(mixed, gram3, mixed) + tl.sum(linear3[:, None] * mixed, axis=0) + constant3
+    scale2 = tl.rsqrt(tl.maximum(square2, 0.0) + eps)
+    variance3 = scale2 * (scale2 * square3 + linear3) + constant3
     scale3 = tl.rsqrt(tl.maximum(variance3, 0.0) + eps)
-    y = mixed * scale3[None, :]
+    both = scale2 * scale3
 
     # Step 6: inner products, then the length the interaction asks for, then the cosine.
     increment_sq = (
-        _quadratic(y, gram, y)
-        + 2 * tl.sum((atom_fixed[:, None] + scale3[None, :] * atom_scaled[:, None]) * y, axis=0)
-        + scale3 * scale3 * scaled_sq
-        + 2 * scale3 * scaled_fixed
+        both * (both * square + 2 * (own_fixed + scale3 * own_scaled))
+        + scale3 * (scale3 * scaled_sq + 2 * scaled_fixed)
         + fixed_sq
     )
-    text_increment = tl.sum(y * atom_text, axis=0) + scale3 * text_scaled + text_fixed
-    pooled_increment = _quadratic(y, atom_frames, pool) + tl.sum(
-        (frame_fixed[:, None] + scale3[None, :] * frame_scaled[:, None]) * pool, axis=0
-    )
+    text_scaled = tl.load(text_numbers_ptr + 4 * t + 2, mask=in_t, other=0.0)[:, None]
+    text_fixed = tl.load(text_numbers_ptr + 4 * t + 3, mask=in_t, other=0.0)[:, None]
+    text_increment = both * text_atoms + scale3 * text_scaled + text_fixed
+    pooled_increment = share * (both * across + scale3 * pooled_scaled + pooled_fixed)
     if NORMALISE or QUERY_IS_TEXT:
-        length = tl.full([TEXTS], 1.0, tl.float32)
+        length = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)
         if not NORMALISE:
-            length = tl.exp(tl.load(mean_cosine_ptr + pair, mask=in_t, other=0.0))
+            length = tl.exp(mean_cosine)
         factor = length * tl.rsqrt(tl.maximum(increment_sq, 1e-24))
         text_increment *= factor
         pooled_increment *= factor
         increment_sq = length * length
     product = text_pooled
     if CORRECT_TEXT:
-        text_sq += 2 * text_increment + increment_sq
+        text_sq = text_sq + 2 * text_increment + increment_sq
         product += pooled_increment
     else:
         pooled_sq += 2 * pooled_increment + increment_sq
         product += text_increment
     scale = tl.rsqrt(tl.maximum(text_sq, SQUARE_FLOOR)) * tl.rsqrt(tl.maximum(pooled_sq, SQUARE_FLOOR))
-    tl.store(scores_ptr + pair, tl.minimum(tl.maximum(product * scale, -1.0), 1.0), mask=in_t)
+    place = t.to(tl.int64)[:, None] * num_videos + v[None, :]
+    score = tl.minimum(tl.maximum(product * scale, -1.0), 1.0)
+    tl.store(scores_ptr + place, score, mask=in_t[:, None] & in_v[None, :])

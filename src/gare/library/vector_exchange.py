@@ -213,7 +213,7 @@ def _read_file(path: Path, store: Store, model: GARE) -> Iterator[list[dict[str,
         if missing:
             raise LibraryError(f"{path} lacks the columns {', '.join(sorted(missing))}")
         known_columns = [*_FACTS, "vector", "frames", "times"]
-        wanted = [name for name in known_columns if name != "id" and name in file.schema_arrow.names]
+        wanted = [name for name in known_columns if name in file.schema_arrow.names]
         # The stage-1 vector of a file that does not name its model is not trusted: it is made anew.
         wanted = [name for name in wanted if name != "vector" or noted is not None]
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=wanted):
@@ -290,7 +290,7 @@ def _item(
         raise LibraryError(f"the stage-1 vector of {path} must be {stamp.stage1_dim} finite numbers")
     times = _times(row, clip, start, end)
     return {
-        "id": item_id(path, start),
+        "id": _id(path, start, end, row.get("id")),
         "path": path,
         "content": "",  # its bytes were never read
         "start": start,
@@ -305,6 +305,12 @@ def _item(
         "vector": vector,
         "times": times,
     }
+
+
+def _id(path: str, start: float, end: float, noted: str | None) -> str:
+    """The id of an item: of several ranges of dense frames that start together, each keeps its own."""
+    as_range = item_id(path, start, end)
+    return as_range if noted == as_range else item_id(path, start)
 
 
 def _times(row: Mapping[str, Any], clip: np.ndarray, start: float, end: float) -> list[float]:

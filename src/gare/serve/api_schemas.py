@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gare.library.filters import And, DurationBetween, Filter, InFolder, ModifiedBetween, parse_filter
 from gare.library.search import query_language
+from gare.library.search.file_heat import MOST_PARTS
 from gare.library.search.search_hit import SearchHit
-from gare.library.search.search_request import SearchRequest, check_text
+from gare.library.search.search_request import By, SearchRequest, check_text
 from gare.types import VideoFeatures
 
 ITEM_ID = r"^[0-9A-Za-z_-]{1,64}$"
@@ -60,12 +61,37 @@ class Item(BaseModel):
     links: Links
 
 
+class Moment(BaseModel):
+    """A part of the file that matches too, but less than the hit's own."""
+
+    id: str = Field(description="Of the item that it was found by.")
+    score: float
+    start: float = Field(description="Seconds into the file.")
+    end: float
+    moment: float = Field(description="The second that matches best.")
+    picture: str = Field(description="Address of the frame at that second.")
+
+
 class Hit(Item):
+    """A file with its best moment or, by moment, one of them: `start`, `end` and `moment` are seconds."""
+
     score: float
     moment: float = Field(description="Seconds into the file where it matches best.")
+    picture: str = Field(description="Address of the frame at that second, a JPEG.")
+    others: list[Moment] = Field(
+        default=[], description="Further moments of the file, best first; none of them overlap."
+    )
     frames: list[Frame]
     duplicates: list[str] = Field(description="Ids of near-copies folded into this hit.")
     explanation: Explanation | None = None
+
+
+class Heat(BaseModel):
+    """How well every part of a file matches."""
+
+    duration: float = Field(description="Seconds of the file.")
+    step: float = Field(description="Seconds of a part.")
+    scores: list[float] = Field(description="For each part the best cosine of the query with a frame.")
 
 
 class Certificate(BaseModel):
@@ -161,6 +187,7 @@ class SearchBody(Filters):
     min_score: float | None = Field(default=None, ge=-10, le=10)
     candidates: int | None = Field(default=None, ge=1, le=4096, description="Items that are scored exactly.")
     exact: bool = Field(default=False, description="The true best, with a proof.")
+    by: By = Field(default="file", description="A hit is a file with its best moment, or every moment is.")
     unique: bool = Field(default=False, description="Fold near-copies into one hit.")
     explain: bool = Field(default=False, description="Tell what the increment changed.")
 
@@ -184,12 +211,24 @@ class SearchQuery(Filters):
     min_score: float | None = Field(default=None, ge=-10, le=10)
     candidates: int | None = Field(default=None, ge=1, le=4096)
     exact: bool = Field(default=False, description="The true best, with a proof.")
+    by: By = Field(default="file", description="A hit is a file with its best moment, or every moment is.")
     unique: bool = False
     explain: bool = False
 
     def to_request(self, features: VideoFeatures | None) -> SearchRequest:
         """The request; `features` are those of the upload, if it names one."""
         return SearchRequest(words=self.q, unwanted=tuple(self.unwanted), features=features, **_common(self))
+
+
+class HeatQuery(BaseModel):
+    """What to look for, as in a search."""
+
+    model_config = ConfigDict(extra="forbid")
+    q: Text | None = Field(default=None, description="Words.", examples=["a cat looks up"])
+    unwanted: list[Text] = Field(default=[], max_length=16, description="Words that are not wanted.")
+    like: ItemId | None = Field(default=None, description="Id of an item.")
+    upload: ItemId | None = Field(default=None, description="Name of an upload that is still kept.")
+    parts: int = Field(default=200, ge=1, le=MOST_PARTS, description="How many scores.")
 
 
 def _common(asked: SearchBody | SearchQuery) -> dict[str, Any]:
@@ -202,6 +241,7 @@ def _common(asked: SearchBody | SearchQuery) -> dict[str, Any]:
         "candidates": asked.candidates,
         "exact": asked.exact,
         "min_score": asked.min_score,
+        "by": asked.by,
         "unique": asked.unique,
         "explain": asked.explain,
     }
@@ -323,7 +363,7 @@ class Info(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "starting", "unavailable"]
+    status: Literal["ok", "starting", "draining", "unavailable"]
     message: str = ""
 
 
@@ -356,6 +396,11 @@ def item_links(item_id: str, content: str) -> Links:
     )
 
 
+def frame_address(item_id: str, content: str, time: float) -> str:
+    """Where the frame of an item at a second is. It changes with the file, so that a browser may keep it."""
+    return f"/api/v1/items/{item_id}/frame?time={time:.3f}&v={content[:8]}"
+
+
 def make_item(row: dict[str, Any]) -> Item:
     return Item(
         id=row["id"],
@@ -384,6 +429,18 @@ def make_hit(hit: SearchHit) -> Hit:
         links=item_links(hit.id, hit.content),
         score=hit.score,
         moment=hit.moment,
+        picture=frame_address(hit.id, hit.content, hit.moment),
+        others=[
+            Moment(
+                id=other.id,
+                score=other.score,
+                start=other.start,
+                end=other.end,
+                moment=other.moment,
+                picture=frame_address(other.id, hit.content, other.moment),
+            )
+            for other in hit.others
+        ],
         frames=[
             Frame(time=time, score=score, weight=weight)
             for time, score, weight in zip(hit.frame_times, hit.frame_scores, hit.frame_weights, strict=True)

@@ -45,7 +45,9 @@ class App(FastAPI):
         service: Service = self.state.service
         inner = super().build_middleware_stack()
         guarded = GuardRequests(inner, service.options)
-        limited = LimitRequests(guarded, service.options, service.metrics)
+        limited = LimitRequests(
+            guarded, service.options, service.metrics, is_draining=lambda: service.is_draining
+        )
         return ReadProxyHeaders(limited, service.options)
 
 
@@ -90,7 +92,8 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     service.engine.start()
-    await service.jobs.resume()
+    if not service.options.is_replica:  # another one may be at it
+        await service.jobs.resume()
     try:
         yield
     finally:

@@ -131,6 +131,16 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM first drains, where that is asked for; the second one ends the server, as Ctrl-C does."""
+        seconds = self._service.options.drain_seconds
+        if sig == signal.SIGTERM and seconds and self.started and not self._service.is_draining:
+            self._service.is_draining = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, seconds, self._end, sig, frame)
+            return
+        self._end(sig, frame)
+
+    def _end(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         # Followers of a job would otherwise be waited for.
         with suppress(RuntimeError):  # the loop has ended already

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from gare.library.search.search_request import SearchRequest
 from gare.library.store.read_deadline import unlimited
 from gare.serve import api_schemas as schemas
 from gare.serve.problems import Problem
@@ -42,6 +43,7 @@ def get_item(item_id: ItemId, service: SharedService) -> schemas.Item:
 
 @router.delete("/{item_id}", status_code=204, summary="Take an item out of the library; its file stays")
 def delete_item(item_id: ItemId, service: SharedService) -> Response:
+    service.check_writable()
     with unlimited():
         num_deleted = service.library.delete([item_id])
     if not num_deleted:
@@ -65,12 +67,46 @@ async def rank_captions(
 
 @router.get("/{item_id}/thumbnail", summary="A JPEG of the frame that shows most", response_class=Response)
 def get_thumbnail(item_id: ItemId, service: SharedService) -> Response:
-    return _picture(service.picture(item_id, "thumbnail"))
+    return _picture(service.thumbnail(item_id))
+
+
+class FrameQuery(BaseModel):
+    """Which frame."""
+
+    model_config = ConfigDict(extra="forbid")
+    time: float = Field(ge=0, le=1e7, description="Seconds into the file.")
+    v: str = Field(default="", max_length=64, description="Anything: another one is another address.")
+
+
+@router.get(
+    "/{item_id}/frame",
+    summary="A JPEG of the frame on screen at a second",
+    description="Of the frames that are stored with the item; the one that shows most, in an older library.",
+    response_class=Response,
+)
+def get_frame(item_id: ItemId, query: Annotated[FrameQuery, Query()], service: SharedService) -> Response:
+    return _picture(service.frame(item_id, query.time))
+
+
+@router.get(
+    "/{item_id}/heat", response_model=schemas.Heat, summary="How well every part of its file matches a query"
+)
+async def get_heat(
+    item_id: ItemId, query: Annotated[schemas.HeatQuery, Query()], service: SharedService
+) -> schemas.Heat:
+    request = SearchRequest(
+        words=query.q,
+        unwanted=tuple(query.unwanted),
+        like=query.like,
+        features=service.features(query.upload),
+    )
+    row = await to_thread.run_sync(service.item, item_id)
+    return await service.heat(request, row, query.parts, upload=query.upload)
 
 
 @router.get("/{item_id}/strip", summary="A JPEG of its frames side by side", response_class=Response)
 def get_strip(item_id: ItemId, service: SharedService) -> Response:
-    return _picture(service.picture(item_id, "strip"))
+    return _picture(service.strip(item_id))
 
 
 @router.head("/{item_id}/video", include_in_schema=False)

@@ -48,6 +48,7 @@ async def list_jobs(service: SharedService) -> list[dict[str, Any]]:
     summary="Start indexing, a change of model, or an audit",
 )
 async def start_job(order: schemas.JobOrder, service: SharedService) -> dict[str, Any]:
+    service.check_writable()
     if order.kind == "change":
         model = await asyncio.to_thread(check_model, service, order.model)
         return asdict(await service.jobs.start("change", [], model=model))

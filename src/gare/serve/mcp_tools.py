@@ -23,7 +23,7 @@ from gare.library.editing.list_formats import ListName, write_list
 from gare.library.editing.moments import LENGTH_S, moments_of
 from gare.library.library import Library
 from gare.library.search.search_hit import SearchHit
-from gare.library.search.search_request import SearchRequest
+from gare.library.search.search_request import By, SearchRequest
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -52,9 +52,13 @@ def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
         exact: Annotated[
             bool, Field(description="The true best hits, proven; slower the first time.")
         ] = False,
+        by: Annotated[
+            By, Field(description="A hit is a file with its best moment, or every moment is one.")
+        ] = "file",
     ) -> list[dict[str, Any]]:
-        """Find videos by words. Hits come best first, with the moment where each matches best."""
-        return search(SearchRequest(words=query, top=top, where=where or None, exact=exact))
+        """Find videos by words. Hits come best first, each with its best moment (where it begins and ends,
+        and its best second) and the other moments of the file."""
+        return search(SearchRequest(words=query, top=top, where=where or None, exact=exact, by=by))
 
     @server.tool()
     @_explained
@@ -89,12 +93,13 @@ def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
         format: Annotated[ListName, Field(description="Playlist, cut list, table or chapters.")],
         top: Annotated[int, Field(ge=1, le=_MOST, description="How many hits.")] = 5,
         where: Annotated[str | None, Field(description="A filter, as in search_videos.")] = None,
+        by: Annotated[By, Field(description="One moment of each file, or all moments.")] = "file",
         length: Annotated[
             float, Field(gt=0, le=_LONGEST_S, description="Longest part of a hit, in seconds.")
         ] = LENGTH_S,
     ) -> str:
         """The moments that were found as a text for a player or an editor; save it as a file."""
-        hits = library.find(SearchRequest(words=query, top=top, where=where or None))
+        hits = library.find(SearchRequest(words=query, top=top, where=where or None, by=by))
         return write_list(moments_of(hits, length), format, query).text
 
     if clips is not None:
@@ -144,6 +149,16 @@ def _describe(hit: SearchHit) -> dict[str, Any]:
         "moment": round(hit.moment, 2),
         "start": round(hit.start, 2),
         "end": round(hit.end, 2),
+        "others": [
+            {
+                "id": other.id,
+                "score": round(other.score, 4),
+                "moment": round(other.moment, 2),
+                "start": round(other.start, 2),
+                "end": round(other.end, 2),
+            }
+            for other in hit.others
+        ],
         "modified": hit.modified,
         "tags": list(hit.tags),
     }

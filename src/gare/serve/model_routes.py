@@ -36,6 +36,7 @@ async def forget_model(body: schemas.ChosenSet, service: SharedService) -> schem
 
 
 async def _change(service: Service, change: Callable[[], object]) -> None:
+    service.check_writable()
     if service.jobs.running is not None:
         raise Problem(409, "job_running", "a job is running; wait for it, or cancel it")
     try:

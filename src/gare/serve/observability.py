@@ -38,6 +38,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.ready = Gauge("gare_ready", "1 while it can search and stays.", registry=self.registry)
+        self.draining = Gauge("gare_draining", "1 once it was asked to end.", registry=self.registry)
         self.in_work = Gauge("gare_requests_in_work", "Requests being answered.", registry=self.registry)
         self.waiting = Gauge("gare_searches_waiting", "Searches in the queue.", registry=self.registry)
         self.searching = Gauge(

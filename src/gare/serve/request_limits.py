@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -45,8 +45,16 @@ _POLICY = (
 class LimitRequests:
     """ASGI middleware, the outermost one."""
 
-    def __init__(self, app: ASGIApp, options: ServeOptions, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        metrics: Metrics,
+        *,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._app, self._options, self._metrics = app, options, metrics
+        self._is_draining = is_draining
         self._in_work = 0
         self._places = _Places(options)
 
@@ -58,6 +66,7 @@ class LimitRequests:
         # Whatever can be read can be asked about: it is made, and its body left out.
         scope = {**scope, "request_id": secrets.token_hex(6), **({"method": "GET"} if is_head else {})}
         send = _without_body(send) if is_head else send
+        send = _last_one(send) if self._is_draining() else send
         exchange = _Exchange(scope, receive, send, self._options)
         self._in_work += 1
         self._metrics.in_work.set(self._in_work)
@@ -174,6 +183,17 @@ def _without_body(send: Send) -> Send:
         await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
     return send_head
+
+
+def _last_one(send: Send) -> Send:
+    """Tell a client not to ask again over this connection: it will soon be gone."""
+
+    async def send_last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_last
 
 
 class _ClientGone(Exception):

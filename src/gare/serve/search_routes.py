@@ -46,6 +46,7 @@ _UPLOAD_FORM: dict[str, Any] = {
                         "where": {"type": "string", "maxLength": 500},
                         "folder": {"type": "string", "maxLength": 500},
                         "limit": {"type": "integer", "minimum": 1, "maximum": schemas.MOST_SHOWN},
+                        "by": {"type": "string", "enum": ["file", "moment"]},
                         "unique": {"type": "boolean"},
                     },
                 }
@@ -70,7 +71,7 @@ async def search_upload(request: Request, service: SharedService) -> Response:
         fields = {
             name: value
             for name, value in form.multi_items()
-            if name in ("where", "folder", "limit", "unique")
+            if name in ("where", "folder", "limit", "by", "unique")
         }
         try:
             body = schemas.SearchBody.model_validate({**fields, "upload": kept.id})

@@ -32,6 +32,10 @@ class ServeOptions:
     folders: tuple[str, ...] = ()
     """Folders that may be indexed from the page, besides those the library was made of."""
     log_queries: bool = False
+    is_replica: bool = False
+    """One of several servers of the library: it changes nothing there, and starts and takes up no jobs."""
+    drain_seconds: float = 0.0
+    """After SIGTERM, seconds in which it still answers but is not ready: balancers look elsewhere first."""
     max_batch: int = 16
     """Searches that are answered together; 1 switches batching off."""
     max_waiting: int = 64

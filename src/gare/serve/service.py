@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
@@ -23,10 +24,12 @@ from starlette.requests import Request
 from gare.errors import LibraryError
 from gare.library.filters import Filter
 from gare.library.library import Library
+from gare.library.search.file_heat import file_heat
 from gare.library.search.search_hit import Hits, SearchHit
 from gare.library.search.search_request import SearchRequest, StaleFeaturesError
 from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import damaged_frame_columns
+from gare.library.store.stored_pictures import picture_at, split_pictures
 from gare.serve import api_schemas as schemas
 from gare.serve.batching import Engine
 from gare.serve.clips import Clips
@@ -54,6 +57,8 @@ class Service:
     metrics: Metrics
     engine: Engine
     model_name: str | None = None
+    is_draining: bool = False
+    """It was asked to end: it still answers, but whoever can should ask another server."""
     _count: int = 0
     _counted_at: float = float("-inf")
 
@@ -82,6 +87,18 @@ class Service:
         """The folders that the page offers as a filter."""
         return FolderList(self.library)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can search, and will still be here a moment later."""
+        return self.engine.is_ready and not self.is_draining
+
+    def check_writable(self) -> None:
+        """Refuse to change the library on one of several servers."""
+        if self.options.is_replica:
+            raise Problem(
+                409, "replica", "this server is one of several that only search; change the library with gare"
+            )
+
     # --- searching ------------------------------------------------------------------------------------------
 
     async def search(self, request: SearchRequest, *, upload: str | None = None) -> schemas.Results:
@@ -103,21 +120,35 @@ class Service:
 
     async def hits(self, request: SearchRequest, *, upload: str | None = None) -> Hits:
         """The hits alone."""
-        if upload is None:
-            return await self.engine.search(request)
+        with self._fresh(request, upload) as known:
+            return await self.engine.search(known)
+
+    async def heat(
+        self, request: SearchRequest, item: dict[str, Any], num_parts: int, *, upload: str | None = None
+    ) -> schemas.Heat:
+        """How well every part of an item's file matches."""
+        path, duration = item["path"], item["file_duration"]
+        with self._fresh(request, upload) as known:
+            scores = await self.engine.call(
+                lambda: file_heat(self.library.searcher, known, path, duration, num_parts)
+            )
+        return schemas.Heat(duration=duration, step=duration / num_parts, scores=scores)
+
+    @contextmanager
+    def _fresh(self, request: SearchRequest, upload: str | None) -> Iterator[SearchRequest]:
+        """The request with the model of its upload; a problem, if the library has another by now."""
         try:
-            made_by = self.uploads.get(upload).made_by
-            return await self.engine.search(replace(request, made_by=made_by))
+            yield request if upload is None else replace(request, made_by=self.uploads.get(upload).made_by)
         except StaleFeaturesError as error:
             raise Problem(410, "upload_gone", f"{error}; drop it again") from None
 
     async def find(
         self, request: SearchRequest, item_id: str, *, upload: str | None = None
     ) -> SearchHit | None:
-        """An item among the hits of a search, with its explanation. Most are near the top."""
+        """The hit of a search that an item is, or another moment of. Most are near the top."""
         for most in (schemas.MOST_SHOWN, schemas.MOST_REACHED):
             hits = await self.hits(replace(request, offset=0, top=most + 1, explain=True), upload=upload)
-            hit = next((hit for hit in hits if hit.id == item_id), None)
+            hit = next((hit for hit in hits if item_id in hit.moment_ids), None)
             if hit is not None or len(hits) <= most:
                 return hit
         return None
@@ -171,22 +202,37 @@ class Service:
             return read() if self.library.store is not store else None
         return found
 
-    def picture(self, item_id: str, column: str) -> bytes:
-        """The JPEG in a column of an item; 404 if there is none."""
+    def thumbnail(self, item_id: str) -> bytes:
+        """JPEG of the frame that shows most."""
+        return split_pictures(self._pictures(item_id, "thumbnail")["thumbnail"])[0]
+
+    def frame(self, item_id: str, time: float) -> bytes:
+        """JPEG of the frame that is on screen at a time, among those that are stored with the item."""
+        row = self._pictures(item_id, "thumbnail", "times")
+        return picture_at(row["thumbnail"], row["times"], time)
+
+    def strip(self, item_id: str) -> bytes:
+        """JPEG of the frames that are stored with the item, side by side."""
+        strip: bytes = self._pictures(item_id, "strip")["strip"]
+        return strip
+
+    def _pictures(self, item_id: str, *columns: str) -> dict[str, Any]:
+        """Columns of an item; 404 if there is none, or if they are damaged."""
 
         def read() -> dict[str, Any] | None:
-            rows = self.library.store.fetch([item_id], ["frames_key", column]).to_pylist()
+            rows = self.library.store.fetch([item_id], ["frames_key", *columns]).to_pylist()
             return rows[0] if rows else None
 
         row = self._read(read)
         if row is None:
             raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
-        if damaged_frame_columns(row["frames_key"], row):
-            message = f"the {column} of item '{item_id}' is damaged; 'gare check --repair' makes it anew"
+        if damaged := damaged_frame_columns(row["frames_key"], row):
+            message = f"the {damaged[0]} of item '{item_id}' is damaged; 'gare check --repair' makes it anew"
             _log.warning(message)
             raise Problem(404, "damaged", message)
-        content: bytes = row[column]
-        return content
+        if not all(row[name] for name in columns):
+            raise Problem(404, "no_picture", f"item '{item_id}' has no pictures: only its vectors were added")
+        return row
 
     def folders(self) -> list[schemas.Folder]:
         """What may be indexed: named when the server was started, or part of the library already."""

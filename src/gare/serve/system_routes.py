@@ -28,10 +28,12 @@ async def health() -> schemas.Health:
 )
 async def ready(service: SharedService, response: Response) -> schemas.Health:
     engine = service.engine
-    if engine.is_ready:
+    if service.is_ready:
         return schemas.Health(status="ok")
     response.status_code = 503
     response.headers["Retry-After"] = "2"
+    if service.is_draining:
+        return schemas.Health(status="draining", message="the server is shutting down; ask another one")
     if engine.problem:
         return schemas.Health(status="unavailable", message="the model could not be loaded; see the log")
     return schemas.Health(status="starting", message="the model is being loaded")
@@ -47,6 +49,8 @@ def metrics(service: SharedService) -> Response:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     service.metrics.items.set(len(service.library))
+    service.metrics.ready.set(service.is_ready)
+    service.metrics.draining.set(service.is_draining)
     return Response(generate_latest(service.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

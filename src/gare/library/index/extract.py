@@ -1,6 +1,7 @@
 """What a worker process does with one file: segment it, decode the frames a model takes, make small pictures.
 
-An item has two small pictures: a thumbnail, the frame that shows most, and a strip, all frames side by side.
+A segment has small pictures: the frame that shows most and every frame by itself, for cards
+(`gare.library.store.stored_pictures`), and a strip, all frames side by side.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ MAX_STILL = 500
 """Items of a file that show nothing but a frame that the item before showed too: a small file that claims to
 last for weeks is made of these."""
 THUMBNAIL_SIDE = 320
+FRAME_SIDE = 256
+"""Of the picture of a frame: a card shows the one that matches."""
 STRIP_FRAME_WIDTH = 96
-DENSE_FRAME_WIDTH = 256
-"""In the strip of dense frames: a card shows one of them."""
-_THUMBNAIL_QUALITY, _STRIP_QUALITY = 80, 70
+_THUMBNAIL_QUALITY, _FRAME_QUALITY, _STRIP_QUALITY = 80, 70, 70
 _GRID_S = 1.0 - 1e-3
 _GRID_TOLERANCE_S = 1e-3
 _LOOK_SIDE = 32  # small pictures are enough to see that something changed
@@ -65,11 +66,6 @@ class Job:
     def most_frames(self) -> int:
         """The most frames of a segment that is decoded."""
         return MOST_DENSE_FRAMES if self.segmentation.is_dense else self.num_frames
-
-    @property
-    def strip_width(self) -> int:
-        """How wide a frame is in the strip."""
-        return DENSE_FRAME_WIDTH if self.segmentation.is_dense else STRIP_FRAME_WIDTH
 
 
 def extract(job: Job, descriptor: int) -> Iterator[Message]:
@@ -228,7 +224,8 @@ def _moments(job: Job, reader: VideoReader) -> Iterator[Message]:
     )
     chooser = DenseChooser(job.segmentation.seconds, is_short=blocks.is_short)
     number, last_time = 0, -1.0
-    side = _short_side(job) if blocks.is_short else _LOOK_SIDE
+    if not blocks.is_short:
+        reader.thin_out(chooser.step)
     while number == 0 or number * chooser.step < reader.duration - _GRID_TOLERANCE_S:
         moment, number = number * chooser.step, number + 1
         change = reader.next_change - _GRID_TOLERANCE_S
@@ -236,7 +233,10 @@ def _moments(job: Job, reader: VideoReader) -> Iterator[Message]:
             # The same frame is still on screen, perhaps for weeks: nothing has to be decoded to know it.
             number = max(number, math.floor(change / chooser.step))
             continue
-        shown = reader.image_at(moment, side)
+        if blocks.is_short:
+            shown = reader.image_at(moment, _short_side(job))
+        else:
+            shown = reader.glance_at(moment, _LOOK_SIDE)
         if shown is None or (reader.has_ended and shown[0] <= last_time):
             break
         yield Alive()
@@ -266,8 +266,7 @@ def _segment(job: Job, start: float, end: float, kept: list[_Kept], times: list[
         fitted = frame.fitted or fit_image(frame.image, job.image_size, job.fit)
         yield Frame(time, np.asarray(fitted))
     images = [frame.image for frame in kept]
-    strip = make_strip(images, job.strip_width)
-    yield SegmentEnd(start, end, len(images), make_thumbnail(images), strip)
+    yield SegmentEnd(start, end, len(images), make_pictures(images), make_strip(images))
 
 
 def _short_side(job: Job) -> int | None:
@@ -286,17 +285,18 @@ def _without_path(message: str, path: str) -> str:
 # --- small pictures -----------------------------------------------------------------------------------------
 
 
-def make_thumbnail(images: Sequence[Image.Image]) -> bytes:
-    """JPEG of the frame with most in it: not the black one a film begins with, nor a fade."""
-    best = max(images, key=_interest)
-    small = best.copy()
-    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
-    return _to_jpeg(small, _THUMBNAIL_QUALITY)
+def make_pictures(images: Sequence[Image.Image]) -> bytes:
+    """JPEGs back to back: the frame with most in it, then every frame."""
+    best = max(images, key=_interest)  # not the black one a film begins with, nor a fade
+    return _shrunk(best, THUMBNAIL_SIDE, _THUMBNAIL_QUALITY) + b"".join(
+        _shrunk(image, FRAME_SIDE, _FRAME_QUALITY) for image in images
+    )
 
 
-def make_strip(images: Sequence[Image.Image], frame_width: int = STRIP_FRAME_WIDTH) -> bytes:
-    """JPEG of the frames from left to right, each `frame_width` pixels wide."""
+def make_strip(images: Sequence[Image.Image]) -> bytes:
+    """JPEG of the frames from left to right, each `STRIP_FRAME_WIDTH` pixels wide."""
     width, height = images[0].size
+    frame_width = STRIP_FRAME_WIDTH
     size = (frame_width, max(1, min(2 * frame_width, round(frame_width * height / width))))
     strip = Image.new("RGB", (size[0] * len(images), size[1]))
     for position, image in enumerate(images):
@@ -307,6 +307,13 @@ def make_strip(images: Sequence[Image.Image], frame_width: int = STRIP_FRAME_WID
 def _interest(image: Image.Image) -> float:
     """Bits per pixel of the brightness: 0 for a flat picture, 8 where every shade is as frequent."""
     return image.resize((64, 64), Image.Resampling.BOX).convert("L").entropy()
+
+
+def _shrunk(image: Image.Image, side: int, quality: int) -> bytes:
+    """JPEG of an image that is no longer than `side` either way."""
+    small = image.copy()
+    small.thumbnail((side, side), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    return _to_jpeg(small, quality)
 
 
 def _to_jpeg(image: Image.Image, quality: int) -> bytes:

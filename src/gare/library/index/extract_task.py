@@ -13,8 +13,9 @@ import numpy as np
 
 from gare.data.decoder_messages import Bounds, Facts, Failure, Frame, ProtocolError, Record, SegmentEnd
 from gare.data.workers import Refused, Task
-from gare.library.index.extract import MAX_ITEMS, THUMBNAIL_SIDE, Job
+from gare.library.index.extract import FRAME_SIDE, MAX_ITEMS, STRIP_FRAME_WIDTH, THUMBNAIL_SIDE, Job
 from gare.library.index.scan import explain, file_identity
+from gare.library.store.stored_pictures import split_pictures
 
 _LARGEST_JPEG_HEADER = 1 << 16
 
@@ -49,10 +50,11 @@ class ExtractTask(Task[Job, Extracted]):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        strip = job.most_frames * 2 * job.strip_width**2
+        strip = job.most_frames * 2 * STRIP_FRAME_WIDTH**2
+        pictures = THUMBNAIL_SIDE**2 + job.most_frames * FRAME_SIDE**2
         self.bounds = Bounds(
             frame_bytes=3 * job.image_size**2,
-            picture_bytes=_LARGEST_JPEG_HEADER + 3 * max(THUMBNAIL_SIDE**2, strip),
+            picture_bytes=_LARGEST_JPEG_HEADER + 3 * max(pictures, strip),
         )
         self._descriptor: int | None = None
         self._frames: list[Frame] = []
@@ -116,6 +118,8 @@ class ExtractTask(Task[Job, Extracted]):
             raise ProtocolError("it sent a segment with another number of frames than it says")
         if self._num_segments > MAX_ITEMS or not 0 <= segment.start <= segment.end:
             raise ProtocolError("it sent a segment that cannot be")
+        if len(split_pictures(segment.thumbnail)) != 1 + len(frames):
+            raise ProtocolError("it sent another number of pictures than of frames")
         pixels = np.stack([frame.pixels for frame in frames])
         times = tuple(frame.time for frame in frames)
         return Segment(segment.start, segment.end, times, pixels, segment.thumbnail, segment.strip)

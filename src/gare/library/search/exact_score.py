@@ -60,15 +60,21 @@ class ExactScorer:
 
     def frames(self, query: EncodedQuery, video: VideoFeatures) -> tuple[Tensor, Tensor]:
         """The cosine of the query with each frame, and the weight of each frame in the score; both [V, F]."""
+        cosine_VF = self.cosines(query, video)
+        if query.text is None:
+            mean_VF = video.mask_VF.to(cosine_VF.dtype)
+            return cosine_VF, mean_VF / mean_VF.sum(dim=1, keepdim=True)
+        # An increment has no say in how frames are pooled, and its cards would cost more than the search.
+        weights = self._plain.frame_weights(query.text, video)
+        return cosine_VF, (query.wanted_K[:, None, None] * weights.pool_TVF).sum(dim=0)
+
+    def cosines(self, query: EncodedQuery, video: VideoFeatures) -> Tensor:
+        """The cosine of the query with each frame, [V, F]."""
         unit_VFD = F.normalize(video.frames_VFD, dim=-1)
         if query.text is None:
             assert query.like_D is not None
-            mean_VF = video.mask_VF.to(unit_VFD.dtype)
-            return unit_VFD @ query.like_D, mean_VF / mean_VF.sum(dim=1, keepdim=True)
-        cosine_VFK = unit_VFD @ F.normalize(query.text.text_TD, dim=-1).mT
-        # An increment has no say in how frames are pooled, and its cards would cost more than the search.
-        weights = self._plain.frame_weights(query.text, video)
-        return cosine_VFK @ query.weights_K, (query.wanted_K[:, None, None] * weights.pool_TVF).sum(dim=0)
+            return unit_VFD @ query.like_D
+        return unit_VFD @ F.normalize(query.text.text_TD, dim=-1).mT @ query.weights_K
 
     @torch.no_grad()
     def rank_captions(self, video: VideoFeatures, captions: Sequence[str]) -> list[tuple[str, float]]:

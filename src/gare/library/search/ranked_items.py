@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from gare.library.search.item_frames import ItemFrames, Span
 from gare.library.search.refined_moment import RefinedMoment
 from gare.library.search.search_hit import Certificate, Explanation
-from gare.library.search.search_request import SearchRequest
+from gare.library.search.search_request import By, SearchRequest
 from gare.library.search.stage1 import unit_means
 from gare.library.store.read_deadline import check_deadline
 from gare.types import VideoFeatures
@@ -116,14 +116,16 @@ class Ranking:
         """What becomes a hit, best first, up to the last hit that is wanted; those before `offset` too.
 
         A moment that overlaps a better one is left out. By file, the moments after a file's first go with it.
+        What resembles an item is not that item: by file not its file, by moment nothing that overlaps it.
         """
         chosen: list[Choice] = []
         of_path: dict[str, list[Choice]] = {}
         alike = _Alike(self.video, request.reach) if request.unique and len(self) else None
+        liked = [span for item, span in zip(self.ids, self.spans, strict=True) if item in request.skipped]
         for place, (score, span) in enumerate(zip(self.scores, self.spans, strict=True)):
             if request.min_score is not None and score < request.min_score:
                 break
-            if self.ids[place] in request.skipped:
+            if any(_is_same(span, other, request.by) for other in liked):
                 continue
             is_full = len(chosen) == request.reach
             if is_full and not request.unique and request.by == "moment":
@@ -142,6 +144,33 @@ class Ranking:
                 if alike is not None:
                     alike.add(place)
         return chosen
+
+
+def fold_parts(choices: Sequence[Choice], parts: Mapping[int, Span]) -> list[Choice]:
+    """The same hits and other moments, without those that overlap a better one.
+
+    Args:
+        parts: the part of its file that each moment is; moments that are not among them go.
+    """
+    folded: list[Choice] = []
+    taken: dict[str, list[Span]] = {}
+    for choice in choices:
+        kept = []
+        for place in choice.moments:
+            part = parts.get(place)
+            known = taken.setdefault(part.path, []) if part else []
+            if part is None or any(part.overlaps(other) for other in known):
+                continue
+            known.append(part)
+            kept.append(place)
+        if kept and kept[0] == choice.place:
+            folded.append(replace(choice, others=kept[1:]))
+    return folded
+
+
+def _is_same(span: Span, liked: Span, by: By) -> bool:
+    """Whether a part of a file is, or belongs to, what others shall resemble."""
+    return span == liked or span.overlaps(liked) or (by == "file" and span.path == liked.path)
 
 
 class _Alike:

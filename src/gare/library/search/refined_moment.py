@@ -36,6 +36,20 @@ class RefinedMoment:
     best: float
 
 
+def still_matches(cosine: float, best: float, usual: float) -> bool:
+    """Whether a frame belongs to a moment, or a moment beside the best one of its file.
+
+    >>> still_matches(0.3, best=0.5, usual=0.1), still_matches(0.2, best=0.5, usual=0.1)
+    (True, False)
+    """
+    return cosine >= _level(best, usual)
+
+
+def _level(best: float, usual: float) -> float:
+    """What still matches; a best frame that is worse than usual is a moment too."""
+    return min(best, usual + _SHARE * (best - usual))
+
+
 def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMoment:
     """The moment around the best frame of a range.
 
@@ -47,7 +61,7 @@ def refine(line: FrameLine, start: float, end: float, usual: float) -> RefinedMo
     inside = np.flatnonzero((times >= start) & (times < end))
     best = int(inside[cosines[inside].argmax()]) if len(inside) else int(cosines.argmax())
     usual = min(usual, float(np.median(cosines)))
-    still = cosines >= usual + _SHARE * (cosines[best] - usual)
+    still = cosines >= _level(float(cosines[best]), usual)
     first = best - int(np.argmin(np.append(still[best::-1], False))) + 1
     last = best + int(np.argmin(np.append(still[best:], False)))  # the first frame after it
     until = line.end if last == len(times) else float(times[last])

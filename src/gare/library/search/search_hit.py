@@ -73,11 +73,16 @@ class SearchHit:
     file_duration: float = 0.0
     """Seconds of the whole file."""
     others: tuple[OtherMoment, ...] = ()
-    """Other moments of the file among the items that were scored, best first; none of them overlap. Empty
-    where every moment is a hit of its own."""
+    """Other moments of the file among the items that were scored, best first: those whose best frame still
+    matches beside the hit's own. None of them overlap. Empty where every moment is a hit of its own."""
     duplicates: tuple[str, ...] = ()
     """Ids of near-copies that were folded into this hit."""
     explanation: Explanation | None = None
+
+    @property
+    def moment_ids(self) -> list[str]:
+        """Ids of the items that its moments were found by, its own first."""
+        return [self.id, *(other.id for other in self.others)]
 
 
 @dataclass(frozen=True)
@@ -143,11 +148,14 @@ def make_hit(
     )
 
 
-def other_moment(facts: dict[str, Any], *, score: float, frame_scores: Sequence[float]) -> OtherMoment:
+def other_moment(
+    facts: dict[str, Any], *, score: float, frame_scores: Sequence[float], refined: RefinedMoment | None
+) -> OtherMoment:
     """A moment beside the best one of its file."""
     times, start, end = facts["times"], facts["start"], facts["end"]
     best = find_moment(times, frame_scores[: len(times)], start, end)
-    return OtherMoment(facts["id"], score, start, end, best)
+    part = refined or RefinedMoment(start, end, best)
+    return OtherMoment(facts["id"], score, part.start, part.end, part.best)
 
 
 def find_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gare.errors import QueryError
@@ -21,6 +21,9 @@ By = Literal["file", "moment"]
 
 MOST_FOLDED = 256
 """How far down the ranking near-copies are looked for, or four times as far as the last hit."""
+
+
+_FOLDED_MOMENTS = 3  # ranges of a film that are looked at for each moment
 
 
 class BadTextError(QueryError):
@@ -123,6 +126,13 @@ class SearchRequest:
     def reach(self) -> int:
         """How far down the ranking the last hit may stand."""
         return self.offset + self.top
+
+    @property
+    def before_folding(self) -> SearchRequest:
+        """What to look for so that enough is left when moments that turn out to be the same are folded."""
+        if self.by == "file":
+            return self
+        return replace(self, offset=0, top=_FOLDED_MOMENTS * self.reach)
 
     @property
     def depth(self) -> int:

@@ -18,12 +18,12 @@ from gare.errors import DamagedLibraryError, QueryError
 from gare.library.filters import Filter
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
-from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames
+from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames, Span
 from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
 from gare.library.search.query_vectors import EncodedQuery, QueryEncoder
-from gare.library.search.ranked_items import Choice, Ranking
-from gare.library.search.refined_moment import FrameLine, RefinedMoment, refine
+from gare.library.search.ranked_items import Choice, Ranking, fold_parts
+from gare.library.search.refined_moment import FrameLine, RefinedMoment, refine, still_matches
 from gare.library.search.search_hit import (
     HIT_COLUMNS,
     Certificate,
@@ -87,6 +87,7 @@ class Searcher:
             default_candidates: for a request without a number of its own, instead of reading the library's.
         """
         check_deadline()
+        asked, request = request, request.before_folding
         query = query or self.encoder.encode(request, texts)
         if request.exact:
             ranking = self._score_proven(query, request)
@@ -95,11 +96,14 @@ class Searcher:
         else:
             wanted = request.candidates or default_candidates or recommended_candidates(self.store)
             ranking = self._score_candidates(query, request, wanted)
-        return self._detail(query, request, ranking)
+        return self._detail(query, asked, request, ranking)
 
-    def _detail(self, query: EncodedQuery, request: SearchRequest, ranking: Ranking) -> Ranking:
+    def _detail(
+        self, query: EncodedQuery, asked: SearchRequest, request: SearchRequest, ranking: Ranking
+    ) -> Ranking:
         """The hits alone, each followed by the other moments of its file, and what their frames say."""
-        choices = ranking.choose(request)[request.offset :]
+        choices, refined = self._fold(query, ranking, ranking.choose(request)[request.offset :])
+        choices = choices[asked.offset - request.offset :][: asked.top]
         if not choices:
             return replace(Ranking.nothing(), certificate=ranking.certificate)
         places, own = list[int](), list[Choice]()
@@ -119,24 +123,45 @@ class Searcher:
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
             choices=own,
-            refined=self._refine(query, ranking, hits.take([choice.place for choice in own])),
+            refined=refined,
             duplicates=[tuple(ranking.ids[copy] for copy in choice.copies) for choice in choices],
-            explanations=self._explain(query, ranking, choices) if explained else [None] * len(choices),
+            explanations=self._explain(query, request, ranking, choices)
+            if explained
+            else [None] * len(choices),
         )
 
-    def _refine(self, query: EncodedQuery, ranking: Ranking, hits: Ranking) -> dict[str, RefinedMoment]:
-        """Where the moments of hits begin and end; of those alone that are ranges of dense frames."""
-        ids = [item for item, span in zip(hits.ids, hits.spans, strict=True) if span.is_dense]
+    def _fold(
+        self, query: EncodedQuery, ranking: Ranking, choices: Sequence[Choice]
+    ) -> tuple[list[Choice], dict[str, RefinedMoment]]:
+        """The same hits without moments that match too little beside the best of their file, and without
+        those that turn out to be part of a better one; and where moments begin and end, by id."""
+        if not any(ranking.spans[choice.place].is_dense or choice.others for choice in choices):
+            return list(choices), {}
+        video = ranking.video
+        cosine_VF = self.scorer.cosines(query, video)
+        usual = float(cosine_VF[video.mask_VF].median())
+        best = cosine_VF.masked_fill(~video.mask_VF, float("-inf")).amax(dim=1).tolist()
+        places = [
+            place
+            for choice in choices
+            for place in choice.moments
+            if place == choice.place or still_matches(best[place], best[choice.place], usual)
+        ]
+        refined = self._refine(query, ranking.take(places), usual)
+        parts = {place: _part(ranking, place, refined) for place in places}
+        return fold_parts(choices, parts), refined
+
+    def _refine(self, query: EncodedQuery, moments: Ranking, usual: float) -> dict[str, RefinedMoment]:
+        """Where moments begin and end; of those alone that are ranges of dense frames."""
+        ids = [item for item, span in zip(moments.ids, moments.spans, strict=True) if span.is_dense]
         table = self.damaged.read_blocks(ids) if ids else None
         if table is None or not len(table):
             return {}
-        everywhere = self.scorer.frames(query, ranking.video)[0][ranking.video.mask_VF]
-        usual = float(everywhere.median())
-        cosine_VF, _ = self.scorer.frames(query, ItemFrames.of(table, self.model).video)
+        cosine_VF = self.scorer.cosines(query, ItemFrames.of(table, self.model).video)
         refined = {}
         for row, cosines in zip(table.drop_columns(["vectors"]).to_pylist(), cosine_VF.tolist(), strict=True):
             times = row["times"]
-            line = FrameLine(times, _end_of(times, row["end"]), cosines[: len(times)])
+            line = FrameLine(times, end_of(times, row["end"]), cosines[: len(times)])
             refined[row["id"]] = refine(line, row["start"], row["end"], usual)
         return refined
 
@@ -306,23 +331,42 @@ class Searcher:
             yield ItemFrames.of(rows, self.model), rows
 
     def _explain(
-        self, query: EncodedQuery, ranking: Ranking, choices: Sequence[Choice]
+        self, query: EncodedQuery, request: SearchRequest, ranking: Ranking, choices: Sequence[Choice]
     ) -> list[Explanation | None]:
-        """What the increment changed for the items that were chosen."""
+        """What the increment changed for the items that were chosen. By file, ranks are those of files."""
         places = [choice.place for choice in choices]
         plain_V = self.scorer.plain_score(query, ranking.video)
-        plain_place_V = plain_V.argsort(descending=True, stable=True).argsort()
+        names = [span.path for span in ranking.spans] if request.by == "file" else ranking.ids
+        ranks = _ranks(names)
+        plain_ranks = _ranks([names[place] for place in plain_V.argsort(descending=True, stable=True)])
         radii = self.scorer.radii(query, ranking.take(places).video)
         return [
-            Explanation(place + 1, int(plain_place_V[place]) + 1, float(plain_V[place]), radius)
+            Explanation(ranks[names[place]], plain_ranks[names[place]], float(plain_V[place]), radius)
             for place, radius in zip(places, radii, strict=True)
         ]
 
 
-def _end_of(times: Sequence[float], end: float) -> float:
+def _ranks(names: Sequence[str]) -> dict[str, int]:
+    """The rank of each name, from 1, where they stand best first and may stand several times.
+
+    >>> _ranks(["film", "film", "clip"])
+    {'film': 1, 'clip': 2}
+    """
+    return {name: rank for rank, name in enumerate(dict.fromkeys(names), start=1)}
+
+
+def _part(ranking: Ranking, place: int, refined: Mapping[str, RefinedMoment]) -> Span:
+    """The part of the file that a moment is, as far as it is known."""
+    span, found = ranking.spans[place], refined.get(ranking.ids[place])
+    return span if found is None else span._replace(start=found.start, end=found.end)
+
+
+def end_of(times: Sequence[float], end: float) -> float:
     """When the last frame of a block leaves the screen; where the item ends before, as long after it came as
     the one before it did."""
-    return end if end > times[-1] else 2 * times[-1] - times[-2]
+    if end > times[-1] or len(times) == 1:
+        return max(end, times[-1])
+    return 2 * times[-1] - times[-2]
 
 
 def _make_hits(ranking: Ranking, facts: dict[str, dict[str, Any]]) -> Iterator[SearchHit]:
@@ -337,6 +381,7 @@ def _make_hits(ranking: Ranking, facts: dict[str, dict[str, Any]]) -> Iterator[S
                 facts[ranking.ids[other]],
                 score=ranking.scores[other],
                 frame_scores=ranking.frame_scores[other],
+                refined=ranking.refined.get(ranking.ids[other]),
             )
             for other in choice.others
             if ranking.ids[other] in facts

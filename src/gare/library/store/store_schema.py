@@ -123,7 +123,7 @@ def frame_schema() -> Any:
             pa.field("frames_key", pa.string(), nullable=False),  # unique: one per time an item was encoded
             pa.field("vectors", pa.large_binary(), nullable=False),  # float16, frames × dim, little-endian
             pa.field("times", pa.list_(pa.float32()), nullable=False),  # seconds into the file, one per frame
-            pa.field("thumbnail", pa.large_binary(), nullable=False),  # JPEG
+            pa.field("thumbnail", pa.large_binary(), nullable=False),  # JPEGs: `stored_pictures`
             pa.field("strip", pa.large_binary(), nullable=False),  # JPEG: the frames side by side, small
         ]
     )
