@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +31,7 @@ from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions
 from gare.library.store import open_store
 from library_state import State, assert_same, read_state
-from servers import HANG_S, wait_until
+from servers import HANG_S, SeaweedFS, kill_hard, wait_until
 
 DRIVER = Path(__file__).resolve().parents[1] / "cluster_driver.py"
 NUM_VIDEOS = 10
@@ -164,3 +165,105 @@ def test_it_makes_what_one_machine_makes_and_does_nothing_the_second_time(
     scene.check(reference)
     again = scene.index()
     assert (again.new, again.unchanged, again.failed_before) == (0, NUM_VIDEOS, 1)
+
+
+def check_report(report: IndexReport) -> None:
+    """Everything was done. What somebody committed before dying without a word is found unchanged."""
+    assert (report.new + report.unchanged, report.failed, report.interrupted) == (NUM_VIDEOS, 1, False)
+
+
+@pytest.mark.parametrize("dies", ["before", "between", "after"])
+def test_a_worker_dies_in_the_middle_of_a_commit(
+    machines: Machines, scene: Scene, reference: State, dies: str
+) -> None:
+    report = scene.index(dies=dies)
+    assert (scene.signs / f"died-{dies}").exists()
+    check_report(report)
+    scene.check(reference)
+
+
+@pytest.mark.parametrize("scene", ["postgres"], indirect=True)
+def test_a_worker_and_then_a_machine_are_killed_and_one_is_added(
+    machines: Machines, scene: Scene, reference: State
+) -> None:
+    scene.hold()
+    killed: list[int] = []
+
+    def disturb(status: RunStatus) -> None:
+        begun = scene.begun()
+        if not killed and begun:
+            killed.append(begun[0][1])
+            os.kill(killed[0], signal.SIGKILL)
+        elif len(killed) == 1 and len({process for _, process in begun}) > 2:
+            killed.append(0)
+            machines.kill_one()
+            machines.add()
+            scene.go()
+
+    report = scene.index(on_status=disturb)
+    assert len(killed) == 2
+    check_report(report)
+    scene.check(reference)
+
+
+@pytest.mark.parametrize("scene", ["s3"], indirect=True)
+def test_a_storage_server_is_killed_and_the_library_is_whole(
+    machines: Machines, scene: Scene, reference: State, seaweedfs: SeaweedFS
+) -> None:
+    """The bucket keeps two copies of everything; one of them goes while workers write."""
+    scene.hold()
+    killed: list[str] = []
+
+    def disturb(status: RunStatus) -> None:
+        if not killed and scene.begun():
+            killed.append(seaweedfs.volume_with_most())
+            kill_hard(seaweedfs.processes[killed[0]])
+            scene.go()
+
+    report = scene.index(on_status=disturb)
+    assert killed
+    check_report(report)
+    scene.check(reference)
+
+
+def test_the_driver_is_killed_and_the_cluster_goes_on(
+    machines: Machines, scene: Scene, reference: State
+) -> None:
+    scene.hold()
+    arguments = [machines.address, scene.uri, scene.place / "tree", scene.signs, LEASE_S]
+    driver = subprocess.Popen([sys.executable, str(DRIVER), *map(str, arguments)])
+    wait_until(lambda: bool(scene.begun()), "a shard that is begun")
+    driver.kill()
+    driver.wait(HANG_S)
+    scene.go()
+
+    def is_finished() -> bool:
+        time.sleep(1.0)
+        status = scene.status()
+        return status is not None and status.run.state == "finished"
+
+    wait_until(is_finished, "the end of the run")
+    scene.check(reference)
+    again = scene.index()
+    assert (again.new, again.unchanged) == (0, NUM_VIDEOS)
+
+
+def test_stopped_it_says_so_and_the_same_command_goes_on(
+    machines: Machines, scene: Scene, reference: State
+) -> None:
+    scene.hold()
+    stop = threading.Event()
+
+    def look(status: RunStatus) -> None:
+        if scene.begun() and not stop.is_set():
+            stop.set()
+            scene.go()
+
+    report = scene.index(on_status=look, is_interrupted=stop.is_set)
+    assert report.interrupted
+    status = scene.status()
+    assert status is not None
+    assert status.run.state == "stopping"
+    report = scene.index()
+    check_report(report)
+    scene.check(reference)

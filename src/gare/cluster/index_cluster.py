@@ -181,7 +181,7 @@ class Supervisor:
         ledger = ShardLedger(open_store(self._kind.library).records())
         stopped: float | None = None
         while True:
-            with suppress(LibraryError):  # storage that is away for a while
+            try:
                 run = ledger.run()
                 if run is None or run.run_id != self._run_id or run.state == "finished":
                     break
@@ -190,8 +190,11 @@ class Supervisor:
                     leased = any(shard.state == "leased" for shard in ledger.shards(run))
                     if not leased or time.monotonic() - stopped > 2 * run.lease_s:
                         break
-                elif not any(self._look_after(node) for node in alive_nodes()):
+                elif not any([self._look_after(node) for node in alive_nodes()]):
                     self._give_up(ledger)
+            except Exception as error:  # storage or a machine that is away; the next look is soon
+                with suppress(LibraryError):
+                    ledger.note_trouble("supervisor", f"{type(error).__name__}: {error}")
             time.sleep(_LOOK_S)
         for node_id in self._starts:
             if (worker := find_actor(self._worker_name(node_id))) is not None:
