@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -35,10 +34,11 @@ def index_by_ray(
     """Index on a cluster; the report, or None where the run was left to the cluster."""
     from gare.cluster.index_cluster import index_on_cluster
     from gare.interrupts import note_interrupt
+    from gare.library.index.object_files import normal_source
 
     if detach and address == LOCAL:
         raise ClusterError("a Ray of our own ends with this command; --on-interrupt detach needs a cluster")
-    sources = [os.path.abspath(os.path.expanduser(folder)) for folder in dirs]
+    sources = [normal_source(folder) for folder in dirs]
     with connected(address, user="gare index --ray"), note_interrupt() as interrupted:
         report = index_on_cluster(
             library,

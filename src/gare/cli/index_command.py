@@ -31,7 +31,8 @@ _stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def index(
     dirs: Annotated[
-        list[str] | None, typer.Argument(help="Folders of videos, or single videos.", metavar="DIR")
+        list[str] | None,
+        typer.Argument(help="Folders of videos, single videos, s3://… or gs://….", metavar="DIR"),
     ] = None,
     library: Annotated[
         str | None,
@@ -74,6 +75,10 @@ def index(
     memory: Annotated[
         float, typer.Option(min=0.1, max=1e6, help="Memory limit of each decoding process, in GB.")
     ] = 2.0,
+    scratch: Annotated[
+        float,
+        typer.Option(min=0.01, max=1e6, help="Disk space for videos fetched from s3:// or gs://, in GB."),
+    ] = 16.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     watch: Annotated[
         float | None,
@@ -152,6 +157,7 @@ def index(
         retry_failed=retry_failed,
         prune=prune,
         keep_damaged=keep_damaged,
+        scratch_bytes=int(scratch * 1e9),
         settle_seconds=_SETTLE_S if watch else 0.0,
         limits=Limits(
             seconds=seconds,
