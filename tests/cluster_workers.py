@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ class WatchedWorker(ShardWorker):
 
     Args:
         signs: a folder for these files.
-        dies: when to die, once in all: "before" a commit, "between" items and ledger, or "after" it.
+        dies: when to die, once in all for each: "before" a commit, "between" items and ledger, "after" it.
     """
 
-    def __init__(self, *arguments: Any, signs: Path, dies: str = "", **named: Any) -> None:
+    def __init__(self, *arguments: Any, signs: Path, dies: Sequence[str] = (), **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._signs, self._dies = signs, dies
         store: Any = self._library.store
@@ -45,7 +46,7 @@ class WatchedWorker(ShardWorker):
         self._record_files(files)
 
     def _die_if(self, moment: str) -> None:
-        if self._dies != moment:
+        if moment not in self._dies:
             return
         try:
             os.close(os.open(self._signs / f"died-{moment}", os.O_CREAT | os.O_EXCL))

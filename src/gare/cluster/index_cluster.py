@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor
+from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor, get
 from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import FILES_PER_SHARD, LEASE_S, Run, ShardLedger, cut_into_shards
 from gare.cluster.shard_worker import ShardWorker, options_to_plain
@@ -28,6 +28,9 @@ from gare.library.library import Library
 from gare.library.store import open_store
 
 _LOOK_S = 1.0
+_ANSWER_S = 5.0
+_TROUBLE_S = 60.0
+"""How long the cluster may be unable to use the library, before whoever watches is told."""
 _MOST_STARTS = 10
 """So often the worker of a machine is started in a run; one that ends each time is left alone then."""
 _STUCK_CODE = 75
@@ -130,10 +133,13 @@ def _watch(
     detach: bool,
 ) -> RunStatus:
     """Look on until the run is over. Storage that is away for a while is the workers' trouble, not ours."""
-    seen = time.monotonic()
+    seen = well = time.monotonic()
     while True:
         try:
-            _start_supervisor(run, kind)
+            trouble = _ask_supervisor(run, kind)
+            well = time.monotonic() if not trouble else well
+            if time.monotonic() - well > max(_TROUBLE_S, run.lease_s):
+                raise ClusterError(f"the cluster cannot work on this library: {trouble}")
             if is_interrupted() and not detach:
                 ledger.set_state("stopping")
             status = RunStatus.read(ledger)
@@ -156,16 +162,22 @@ def _watch(
 # --- on the cluster -----------------------------------------------------------------------------------------
 
 
-def _start_supervisor(run: Run, kind: WorkerKind) -> None:
-    """Start the supervisor of a run, unless it is there; Ray starts it again when its machine dies."""
+def _ask_supervisor(run: Run, kind: WorkerKind) -> str:
+    """What keeps the supervisor of a run from working, if anything. One that is not there is started; Ray
+    starts it again when its machine dies."""
     import ray
 
     name = f"index-supervisor-{run.run_id}"
-    if find_actor(name) is None:
+    supervisor = find_actor(name)
+    if supervisor is None:
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Supervisor)
-        actor.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote(
-            run.run_id, kind
-        )
+        options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        actor.options(**options).remote(run.run_id, kind)
+        return ""
+    try:
+        return str(get(supervisor.trouble.remote(), "a word of the supervisor", seconds=_ANSWER_S))
+    except ClusterError as error:  # it is just being started again, or has ended with the run
+        return str(error)
 
 
 class Supervisor:
@@ -174,14 +186,20 @@ class Supervisor:
     def __init__(self, run_id: str, kind: WorkerKind) -> None:
         self._run_id, self._kind = run_id, kind
         self._starts: dict[str, int] = {}
+        self._trouble = ""
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
 
+    def trouble(self) -> str:
+        """Why its last look failed; nothing if it did not."""
+        return self._trouble
+
     def _look_on(self) -> None:
-        ledger = ShardLedger(open_store(self._kind.library).records())
+        ledger: ShardLedger | None = None
         stopped: float | None = None
         while True:
             try:
+                ledger = ledger or ShardLedger(open_store(self._kind.library).records())
                 run = ledger.run()
                 if run is None or run.run_id != self._run_id or run.state == "finished":
                     break
@@ -192,9 +210,9 @@ class Supervisor:
                         break
                 elif not any([self._look_after(node) for node in alive_nodes()]):
                     self._give_up(ledger)
+                self._trouble = ""
             except Exception as error:  # storage or a machine that is away; the next look is soon
-                with suppress(LibraryError):
-                    ledger.note_trouble("supervisor", f"{type(error).__name__}: {error}")
+                self._trouble = f"{type(error).__name__}: {error}"
             time.sleep(_LOOK_S)
         for node_id in self._starts:
             if (worker := find_actor(self._worker_name(node_id))) is not None:
