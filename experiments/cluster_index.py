@@ -121,9 +121,7 @@ def measure_pair(videos: str) -> None:
     work_s = sum(shard.seconds for shard in seen[-1].shards if shard.num_files) / 2
     print(f"two workers: {report.seconds:.1f} s with their start ({report.new} new, {report.failed} failed)")
     print(f"two workers: {work_s:.1f} s of work each, {num_files / work_s:.2f} files/s")
-    print(
-        f"ratio of work: {alone_s / work_s:.2f}; with the workers' start: {alone_s / report.seconds:.2f}"
-    )
+    print(f"ratio of work: {alone_s / work_s:.2f}; with the workers' start: {alone_s / report.seconds:.2f}")
     print(f"first shard leased {begun.seconds:.1f} s after the plan")
 
 

@@ -29,7 +29,7 @@ COLOURS = ("red", "green", "blue", "yellow", "purple")
 
 def make_model(folder: Path) -> Path:
     torch.manual_seed(0)
-    config = GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 1}})
+    config = GareConfig.load({"encoder": {"name": "tiny"}, "temporal": {"num_layers": 0}})
     GARE(config).eval().save_pretrained(folder)
     return folder
 
@@ -172,7 +172,7 @@ class Stage:
 def learn_truth(place: CrashPlace, server: CrashServer, clips: Path) -> Truth:
     """The vectors of every clip, under every segmentation."""
     truth = Truth()
-    for split in ("whole", "window:1"):
+    for split in ("moments:1", "window:1"):
         fresh = place.new()
         server.do("index", uri=fresh, root=str(clips), split=split, commit_seconds=60.0)
         truth.learn(server.do("state", uri=fresh))
@@ -309,9 +309,9 @@ def _check_acknowledged(stage: Stage, left: State, acknowledged: Sequence[str]) 
                 assert word not in left.items, f"{word} was deleted and is there"
 
 
-def _by_file(state: State | None) -> dict[str, dict[float, Any]]:
-    found: dict[str, dict[float, Any]] = {}
+def _by_file(state: State | None) -> dict[str, dict[tuple[float, float], Any]]:
+    found: dict[str, dict[tuple[float, float], Any]] = {}
     if state is not None:
-        for (path, start), facts in summary(state)[0].items():
-            found.setdefault(path, {})[start] = facts
+        for (path, start, end), facts in summary(state)[0].items():
+            found.setdefault(path, {})[start, end] = facts
     return found

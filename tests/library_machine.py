@@ -33,7 +33,7 @@ from library_state import State, Truth, assert_same, check_sound
 from same_examples import use_no_constants_of_ours
 
 NAMES = st.sampled_from(["a.mp4", "b.mp4", "c.mp4", "d.mp4"])
-SPLITS = st.sampled_from(["whole", "window:1"])
+SPLITS = st.sampled_from(["moments:1", "window:1"])
 MOMENTS = st.one_of(st.integers(1, 40), st.integers(1, 120), st.integers(1, 250))
 RUNS_PER_SEED = 10
 
@@ -62,7 +62,7 @@ class LibraryMachine(RuleBasedStateMachine):
         shutil.rmtree(self._home, ignore_errors=True)
         self.tree = Tree(self._home, self.world.clips)
         self._uri = self.world.place.new()
-        self._split = "whole"
+        self._split = "moments:1"
         self._deleted: set[str] = set()
         self._is_sound = True
         self._two = False

@@ -145,9 +145,9 @@ def check_sound(state: State, truth: Truth, *, deleted: Iterable[str] = (), turn
 
 
 def summary(state: State) -> tuple[Any, Any]:
-    """What two libraries of the same files have in common: items by path and time, and the ledger."""
+    """What two libraries of the same files have in common: items by path and range, and the ledger."""
     items = {
-        (row["path"], row["start"]): (row["end"], row["content"], recipe(row)[1], tuple(row["tags"]))
+        (row["path"], row["start"], row["end"]): (row["content"], recipe(row)[1], tuple(row["tags"]))
         for row in state.items.values()
     }
     ledger = {

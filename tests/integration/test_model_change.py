@@ -392,6 +392,20 @@ def test_gare_models_lists_uses_and_forgets(few: Path, models: Any, tmp_path: Pa
     assert [row["model"] for row in gare("models", "--library", place, "--forget", name)] == [str(old)]
 
 
+def test_a_folder_is_named_as_it_was_typed(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number, name in enumerate(("old", "new")):
+        save_model(tmp_path / "models" / name, number)
+    monkeypatch.chdir(tmp_path)
+    with Library.open("library", model="models/old") as library:
+        library.index(few)
+        library.change_model("models/new")
+        library.use_model("models/old")
+        assert library.sets()[0].is_current
+        shutil.rmtree("models/new")  # its vectors can be forgotten still
+        library.forget_model("./models/new/")
+        assert [found.stamp.name for found in library.sets()] == [str(tmp_path.resolve() / "models/old")]
+
+
 def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path):
     """In the cache: a model of gare, a pair of towers, and one that is neither."""
     hub = tmp_path / "hub"
@@ -422,6 +436,7 @@ def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path)
     assert listed["me/towers"]["memory_bytes"] == listed["me/mine"]["memory_bytes"] > 1000
     assert "me/words" not in listed
     assert listed["google/siglip2-base-patch16-224"]["where"] == "hub"
+    assert listed["google/siglip2-base-patch16-224"]["memory_bytes"] == 4 * 375_187_970
 
 
 def test_a_measured_speed_is_listed(tmp_path: Path, models: Any, monkeypatch: pytest.MonkeyPatch):

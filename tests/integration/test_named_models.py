@@ -18,6 +18,7 @@ from clips import write_video
 from dual_encoders import FAMILIES, TEXTS, own_cosine, pictures, save_family, word_tokenizer
 from encoder_laws import LAWS
 from gare import GARE, Library
+from gare.bench.encode_bench import benchmark_encode
 from gare.cli.main import app
 from gare.data.video import read_frames
 from gare.errors import CheckpointError, LibraryError
@@ -131,6 +132,14 @@ def test_a_folder_that_moved_is_the_same_model(folder_of, videos, tmp_path):
         assert len(opened.search("a dog")) == 1
 
 
+@pytest.mark.parametrize("name", ["siglip2_naflex", "align"])
+@torch.no_grad()
+def test_the_benchmark_has_transformers_beside_it(name, folder_of):
+    result = benchmark_encode(str(folder_of(name)), frames=2, device=torch.device("cpu"))
+    assert result.ratio is not None
+    assert result.least_cosine == pytest.approx(1, abs=1e-5)
+
+
 # --- what is refused, and what is said ----------------------------------------------------------------------
 
 
@@ -196,6 +205,27 @@ def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):
     del state["text_projection.weight"]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     assert "1 are missing or of another shape (first: text_projection.weight)" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_rescale": False},
+        {"do_rescale": False, "do_normalize": False},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]},
+        {"do_normalize": False, "resample": 1},
+        {"size": {"height": 40, "width": 40}},
+    ],
+    ids=["bytes, normalised", "bytes", "from -1 to 1", "not normalised, Lanczos", "squashed, then cropped"],
+)
+def test_pixels_are_scaled_as_the_processor_says(settings, folder_of, tmp_path):
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    values = json.loads((folder / "processor_config.json").read_text())
+    values["image_processor"] |= settings
+    (folder / "processor_config.json").write_text(json.dumps(values))
+    model = GARE.from_pretrained(folder)
+    ours_TV = model.score(model.encode_text(TEXTS), model.encode_video([[each] for each in pictures()]))
+    torch.testing.assert_close(ours_TV, own_cosine(folder, pictures(), TEXTS), atol=1e-5, rtol=0)
 
 
 def test_a_processor_that_does_something_else_is_refused(folder_of, tmp_path):

@@ -39,7 +39,8 @@ def make_library() -> tuple[Any, Any]:
         [f"/{pick(WORDS)}/{pick(WORDS)}/{WORDS[n % len(WORDS)].replace('/', '')}{n % 3 or ''}.mp4"
          for n in range(count)],
         start=[float(n) for n in range(count)],
-        end=[float(n) + pick([0.1 + 0.2, 0.3, 10.0, 59.999, 60.0]) for n in range(count)],
+        end=[float(n) + 1 for n in range(count)],
+        file_duration=[pick([0.1 + 0.2, 0.3, 10.0, 59.999, 60.0]) for _ in range(count)],
         modified=[pick(DAYS) for _ in range(count)],
         tags=[[WORDS[i] for i in rng.integers(len(WORDS), size=rng.integers(3))] for _ in range(count)],
     )  # fmt: skip

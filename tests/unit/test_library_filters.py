@@ -105,8 +105,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):
 ROW: dict[str, Any] = {
     "id": "1",
     "path": "/home/me/Videos/Holidays/2024/Äpfel 100%_(1).MP4",
-    "start": 10.0,
-    "end": 25.0,
+    "file_duration": 15.0,
     "modified": datetime(2024, 2, 29, 23, 59, 59, 999_999, tzinfo=UTC),
     "tags": ["family", "a'b"],
 }

@@ -16,11 +16,13 @@ from gare.bench.bench_timing import describe_device
 from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.measured_constants import remember_constants
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
+from gare.cli.bench_moments_command import moments
 from gare.cli.options import choose_device
 from gare.extras import require
 from gare.model import GareConfig
 
 app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
+app.command()(moments)
 
 DTYPES = {
     "float32": torch.float32,

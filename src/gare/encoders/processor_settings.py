@@ -153,11 +153,11 @@ def _settings(images: Any, given: dict[str, Tensor]) -> PictureSettings:
     pixels = given["pixel_values"].double()
     is_patches = "spatial_shapes" in given
     black_C, white_C = (_levels(each, is_patches=is_patches) for each in pixels)
-    # Black is −mean / std, white (1 − mean) / std. Seven digits: a last bit must not make another model.
+    # Black is −mean / std, white (1 − mean) / std.
     std_C = 1 / (white_C - black_C)
     mean_C = -black_C * std_C
     mean, std = (
-        (round(c[0].item(), 7), round(c[1].item(), 7), round(c[2].item(), 7)) for c in (mean_C, std_C)
+        (_rounded(c[0].item()), _rounded(c[1].item()), _rounded(c[2].item())) for c in (mean_C, std_C)
     )
     resample = _RESAMPLES[int(images.resample)]
     if is_patches:
@@ -182,6 +182,16 @@ def _settings(images: Any, given: dict[str, Tensor]) -> PictureSettings:
     if edge < width:
         raise ValueError(f"it crops {width} pixels out of {edge}")
     return PictureSettings(width, mean, std, mode, None if edge == width else edge, resample)
+
+
+def _rounded(value: float) -> float:
+    """Seven digits: a last bit must not make another model.
+
+    >>> _rounded(0.48145466), _rounded(0.00392156862745)  # of a processor that leaves bytes as they are
+    (0.4814547, 0.003921569)
+    """
+    places = 7 if abs(value) >= 0.1 else 9
+    return round(value, places)
 
 
 def _levels(pixels: Tensor, *, is_patches: bool) -> Tensor:

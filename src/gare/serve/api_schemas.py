@@ -54,6 +54,7 @@ class Item(BaseModel):
     path: str
     start: float = Field(description="Seconds into the file where the item begins.")
     end: float
+    duration: float = Field(description="Seconds of the whole file.")
     width: int
     height: int
     modified: str
@@ -112,6 +113,10 @@ class Results(BaseModel):
     took_ms: float
     certificate: Certificate | None = Field(
         default=None, description="The proof that no other item belongs among the hits, where there is one."
+    )
+    partial: bool = Field(default=False, description="Items were left out: a shard did not answer.")
+    missing: list[str] = Field(
+        default=[], description="Ranges of item ids that were left out, as FIRST-LAST; LAST is not in it."
     )
     upload: str | None = Field(
         default=None, description="Name of the upload, for `upload=` in later searches."
@@ -349,6 +354,8 @@ class Info(BaseModel):
     version: str
     library: str
     num_items: int
+    num_videos: int = Field(description="Files; a film has many items.")
+    seconds: float = Field(description="Of all videos.")
     model: str
     fingerprint: str
     dim: int
@@ -407,6 +414,7 @@ def make_item(row: dict[str, Any]) -> Item:
         **_names(row["path"]),
         start=row["start"],
         end=row["end"],
+        duration=row["file_duration"],
         width=row["width"],
         height=row["height"],
         modified=row["modified"].isoformat(timespec="seconds"),
@@ -422,6 +430,7 @@ def make_hit(hit: SearchHit) -> Hit:
         **_names(hit.path),
         start=hit.start,
         end=hit.end,
+        duration=hit.file_duration,
         width=hit.width,
         height=hit.height,
         modified=hit.modified,

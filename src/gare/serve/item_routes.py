@@ -48,7 +48,7 @@ def delete_item(item_id: ItemId, service: SharedService) -> Response:
         num_deleted = service.library.delete([item_id])
     if not num_deleted:
         raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
-    service.folder_list.forget()
+    service.contents_list.forget()
     return Response(status_code=204)
 
 

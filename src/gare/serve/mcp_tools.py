@@ -24,6 +24,7 @@ from gare.library.editing.moments import LENGTH_S, moments_of
 from gare.library.library import Library
 from gare.library.search.search_hit import SearchHit
 from gare.library.search.search_request import By, SearchRequest
+from gare.serve.library_contents import ContentsList
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -84,7 +85,14 @@ def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
     @_explained
     def describe_library() -> dict[str, Any]:
         """How many videos there are, in which folders, and which model made the library."""
-        return {"num_items": len(library), "folders": library.folders, "model": library.store.stamp.name}
+        contents = ContentsList(library).get(len(library))
+        return {
+            "num_videos": contents.num_videos,
+            "hours": round(contents.seconds / 3600, 2),
+            "num_items": len(library),
+            "folders": library.folders,
+            "model": library.store.stamp.name,
+        }
 
     @server.tool()
     @_explained

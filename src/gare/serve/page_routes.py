@@ -22,10 +22,19 @@ from starlette.responses import FileResponse, RedirectResponse
 from gare.errors import GareError, LibraryError, TimeLimitError
 from gare.library.editing.moments import part_around
 from gare.library.filters import Filter
+from gare.library.index.extract import strip_size
 from gare.library.search.search_request import SearchRequest
 from gare.serve import api_schemas as schemas
 from gare.serve.model_routes import describe_models
-from gare.serve.page_templates import STATIC, address, heat_levels, render
+from gare.serve.page_templates import (
+    STATIC,
+    address,
+    heat_level,
+    heat_levels,
+    level_runs,
+    moments_in_time,
+    render,
+)
 from gare.serve.problems import Problem, log_library_error
 from gare.serve.security import COOKIE, is_token, local_target, session_value
 from gare.serve.service import Service, SharedService
@@ -45,6 +54,9 @@ _MOST_UNWANTED = 16
 _PAGE = 24
 _RECENT = 12
 _SHOWN_FAILURES = 200
+FILM_PARTS = 200
+"""Of the line of heat under the player."""
+_LEAST_SPREAD = 0.02  # of cosines: a film that matches equally everywhere is not hot anywhere
 _WEEKS_S = 30 * 24 * 3600
 HINTS = {
     "zero_length": "Copy or download it again.",
@@ -166,7 +178,6 @@ Asked = Annotated[PageQuery, Query()]
 @router.get("/")
 async def search_page(asked: Asked, request: Request, service: SharedService) -> Response:
     context = await _results(asked, service)
-    context["folder_choices"] = await to_thread.run_sync(service.folder_list.get)
     context["durations"], context["examples"] = DURATIONS, EXAMPLES
     return render(request, "search.html", context, status=context["status"])
 
@@ -182,7 +193,7 @@ async def results_part(asked: Asked, request: Request, service: SharedService) -
 async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
     context: dict[str, Any] = {
         "asked": asked,
-        "num_items": await service.count(),
+        "contents": await service.contents(),
         "results": None,
         "problem": None,
         "status": 200,
@@ -192,7 +203,7 @@ async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
     }
     if not asked.has_query:
         where = asked.to_filter()
-        rows, _ = await to_thread.run_sync(service.newest, where, 0, _PAGE if where else _RECENT)
+        rows = await to_thread.run_sync(service.newest_videos, where, _PAGE if where else _RECENT)
         context["recent"] = [schemas.make_item(row) for row in rows]
         return context
     try:
@@ -231,16 +242,39 @@ async def _watch(item_id: str, asked: PageQuery, service: Service) -> dict[str, 
         service.search(SearchRequest(like=item_id, top=6)), _find(item_id, asked, service)
     )
     times = await to_thread.run_sync(service.library.store.fetch, [item_id], ["times"])
-    cut = part_around(row["start"], row["end"], hit.moment if hit else row["start"])
+    moments = moments_in_time(hit) if hit else []
+    shown = next((moment for moment in moments if moment.id == item_id), None)
+    cut = (shown.start, shown.end, shown.moment) if shown else (row["start"], row["end"], row["start"])
+    start, end = part_around(*cut)
     return {
         "item": schemas.make_item(row),
         "hit": hit,
-        "cut": [("start", f"{cut[0]:.3f}"), ("end", f"{cut[1]:.3f}")],
-        "levels": heat_levels([hit] if hit else [], cold=0.0),
+        "moments": moments,
+        "shown": shown,
+        "strip_size": strip_size(row["width"], row["height"], len(times["times"][0]) if len(times) else 0),
+        "cut": [("start", f"{start:.3f}"), ("end", f"{end:.3f}")],
         "times": [float(time) for time in times["times"][0].as_py()] if len(times) else [],
+        **await _heat(row, asked, service, hit is not None),
         "similar": alike.hits,
         "asked": asked,
         "back": address("/", asked.parameters()),
+    }
+
+
+async def _heat(row: dict[str, Any], asked: PageQuery, service: Service, is_hit: bool) -> dict[str, Any]:
+    """How well each part of the film and each frame of the strip match, on one scale."""
+    if not is_hit:
+        return {"film": [], "levels": []}
+    request, upload = asked.to_request(service), asked.kept_upload
+    heat, frames = await asyncio.gather(
+        service.heat(request, row, FILM_PARTS, upload=upload),
+        service.frame_scores(request, row["id"], upload=upload),
+    )
+    low, high = sorted(heat.scores)[len(heat.scores) // 2], max(heat.scores)
+    low = min(low, high - _LEAST_SPREAD)
+    return {
+        "film": level_runs([heat_level(score, low, high) for score in heat.scores]),
+        "levels": [heat_level(score, low, high) for score in frames],
     }
 
 
@@ -260,9 +294,10 @@ async def _find(item_id: str, asked: PageQuery, service: Service) -> schemas.Hit
 
 @router.get("/library")
 def library_page(request: Request, service: SharedService) -> Response:
+    num_items = len(service.library)
     failures = sorted(service.library.failures(), key=lambda failure: (failure.kind, failure.path))
     context = {
-        "num_items": len(service.library),
+        "contents": service.contents_list.get(num_items),
         "folders": service.folders(),
         "failures": failures[:_SHOWN_FAILURES],
         "num_failures": len(failures),

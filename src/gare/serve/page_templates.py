@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from gare import __version__
-from gare.serve.api_schemas import Hit
+from gare.serve.api_schemas import Hit, Moment
+from gare.serve.library_contents import Contents
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -54,7 +56,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(clock=clock, count=count, day=day, ordinal=ordinal, size=size, tail=tail)
+    environment.filters.update(
+        clock=clock, count=count, day=day, extent=extent, ordinal=ordinal, size=size, tail=tail
+    )
     environment.globals.update(address=address)
     return environment
 
@@ -128,14 +132,57 @@ def tail(path: str, parts: int = 2) -> str:
     return "/".join(names[-parts:]) if len(names) > parts else path
 
 
-def heat_levels(hits: Sequence[Hit], *, cold: float = 0.5) -> dict[str, list[int]]:
-    """How well each frame matches, 0 to 9, on one scale for all hits; `cold` is the share of frames at 0."""
+def extent(contents: Contents) -> str:
+    """How much there is to search.
+
+    >>> extent(Contents(47, 11_520)), extent(Contents(1, 42)), extent(Contents(2, 170))
+    ('47 videos, 3 h 12 min', '1 video, 42 s', '2 videos, 3 min')
+    """
+    minutes = round(contents.seconds / 60)
+    if contents.seconds < 60:
+        length = f"{contents.seconds:.0f} s"
+    else:
+        length = f"{minutes // 60:,} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    return f"{count(contents.num_videos, 'video')}, {length}"
+
+
+def moments_in_time(hit: Hit) -> list[Moment]:
+    """All moments of a hit's file, in the order of time."""
+    own = Moment(
+        id=hit.id, score=hit.score, start=hit.start, end=hit.end, moment=hit.moment, picture=hit.picture
+    )
+    return sorted([own, *hit.others], key=lambda moment: moment.start)
+
+
+# --- how well something matches -----------------------------------------------------------------------------
+
+
+def heat_levels(hits: Sequence[Hit]) -> dict[str, list[int]]:
+    """How well each frame matches, 0 to 9, on one scale for all hits; half of the frames are at 0."""
     scores = sorted(frame.score for hit in hits for frame in hit.frames)
     if not scores:
         return {}
-    low, high = scores[int(cold * len(scores))], scores[-1]
-    spread = max(high - low, 1e-6)
-    return {
-        hit.id: [round(_LEVELS * min(1.0, max(0.0, (frame.score - low) / spread))) for frame in hit.frames]
-        for hit in hits
-    }
+    low, high = scores[len(scores) // 2], scores[-1]
+    return {hit.id: [heat_level(frame.score, low, high) for frame in hit.frames] for hit in hits}
+
+
+def heat_level(score: float, low: float, high: float) -> int:
+    """How well something matches, 0 to 9.
+
+    >>> heat_level(0.1, 0.2, 0.4), heat_level(0.3, 0.2, 0.4), heat_level(0.4, 0.2, 0.4)
+    (0, 4, 9)
+    """
+    return round(_LEVELS * min(1.0, max(0.0, (score - low) / max(high - low, 1e-6))))
+
+
+def level_runs(levels: Sequence[int]) -> list[tuple[int, int, int]]:
+    """First place, number of places and level of each run of equal levels.
+
+    >>> level_runs([0, 0, 3, 9, 9])
+    [(0, 2, 0), (2, 1, 3), (3, 2, 9)]
+    """
+    runs: list[tuple[int, int, int]] = []
+    for level, places in groupby(enumerate(levels), key=lambda pair: pair[1]):
+        first, *rest = (place for place, _ in places)
+        runs.append((first, 1 + len(rest), level))
+    return runs

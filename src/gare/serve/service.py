@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from starlette.requests import Request
 from gare.errors import LibraryError
 from gare.library.filters import Filter
 from gare.library.library import Library
-from gare.library.search.file_heat import file_heat
+from gare.library.search.file_heat import file_heat, frame_scores
 from gare.library.search.search_hit import Hits, SearchHit
 from gare.library.search.search_request import SearchRequest, StaleFeaturesError
 from gare.library.store.read_deadline import checked
@@ -35,6 +34,7 @@ from gare.serve.batching import Engine
 from gare.serve.clips import Clips
 from gare.serve.content_check import ContentChecks
 from gare.serve.index_jobs import Jobs
+from gare.serve.library_contents import Contents, ContentsList
 from gare.serve.observability import Metrics
 from gare.serve.problems import Problem
 from gare.serve.serve_options import ServeOptions
@@ -43,8 +43,18 @@ from gare.types import VideoFeatures
 
 Result = TypeVar("Result")
 _log = logging.getLogger("gare.serve")
-_ITEM_COLUMNS = ["id", "path", "start", "end", "width", "height", "modified", "tags", "content"]
-_FOLDERS_FOR_S = 20.0
+_ITEM_COLUMNS = [
+    "id",
+    "path",
+    "start",
+    "end",
+    "file_duration",
+    "width",
+    "height",
+    "modified",
+    "tags",
+    "content",
+]
 _COUNT_FOR_S = 1.0
 
 
@@ -83,9 +93,9 @@ class Service:
         return ContentChecks()
 
     @cached_property
-    def folder_list(self) -> FolderList:
-        """The folders that the page offers as a filter."""
-        return FolderList(self.library)
+    def contents_list(self) -> ContentsList:
+        """What the page says about the library."""
+        return ContentsList(self.library)
 
     @property
     def is_ready(self) -> bool:
@@ -113,9 +123,11 @@ class Service:
             next_offset=request.reach if has_more else None,
             library_size=await self.count(),
             certificate=None if hits.certificate is None else schemas.Certificate(**vars(hits.certificate)),
+            partial=hits.partial,
+            missing=list(hits.missing),
             took_ms=round(1000 * (time.perf_counter() - started), 2),
             upload=upload,
-            notices=self.library.searcher.notices(request),
+            notices=[*self.library.searcher.notices(request), *_notice_of(hits)],
         )
 
     async def hits(self, request: SearchRequest, *, upload: str | None = None) -> Hits:
@@ -133,6 +145,13 @@ class Service:
                 lambda: file_heat(self.library.searcher, known, path, duration, num_parts)
             )
         return schemas.Heat(duration=duration, step=duration / num_parts, scores=scores)
+
+    async def frame_scores(
+        self, request: SearchRequest, item_id: str, *, upload: str | None = None
+    ) -> list[float]:
+        """How well each frame that is stored with an item matches."""
+        with self._fresh(request, upload) as known:
+            return await self.engine.call(lambda: frame_scores(self.library.searcher, known, item_id))
 
     @contextmanager
     def _fresh(self, request: SearchRequest, upload: str | None) -> Iterator[SearchRequest]:
@@ -165,7 +184,30 @@ class Service:
             self._counted_at = now
         return self._count
 
+    async def contents(self) -> Contents:
+        """How many videos and hours there are, and in which folders."""
+        return await to_thread.run_sync(self.contents_list.get, await self.count())
+
     # --- contents -------------------------------------------------------------------------------------------
+
+    def newest_videos(self, where: Filter | None, limit: int) -> list[dict[str, Any]]:
+        """The files that were added last, each by the item that it begins with."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = ["id", "added", "path", "start", "end"]
+        batches = list(checked(self.library.store.scan(where=where, columns=columns)))
+        if not batches:
+            return []
+        table = pa.Table.from_batches(batches)
+        files = table.group_by("path").aggregate([("added", "max")])
+        newest = files.sort_by([("added_max", "descending"), ("path", "ascending")])["path"][:limit]
+        some = table.filter(pc.is_in(table["path"], value_set=newest.combine_chunks()))
+        some = some.sort_by([("start", "descending"), ("end", "ascending")])
+        first = dict(zip(some["path"].to_pylist(), some["id"].to_pylist(), strict=True))  # the last one stays
+        ids = [first[path] for path in newest.to_pylist()]
+        rows = {row["id"]: row for row in self.library.store.fetch(ids, _ITEM_COLUMNS).to_pylist()}
+        return [rows[item] for item in ids if item in rows]
 
     def newest(self, where: Filter | None, offset: int, limit: int) -> tuple[list[dict[str, Any]], int]:
         """Items by the day they were added, the newest first, and how many there are."""
@@ -245,6 +287,13 @@ class Service:
 _LAST_OFFSET = schemas.MOST_REACHED - schemas.MOST_SHOWN
 
 
+def _notice_of(hits: Hits) -> list[str]:
+    if not hits.partial:
+        return []
+    ranges = ", ".join(hits.missing)
+    return [f"These hits are not complete: shards did not answer ({ranges}). Search again in a minute."]
+
+
 async def get_service(request: Request) -> Service:  # a plain function would be sent to another thread
     """The service of the app that a request came to."""
     service: Service = request.app.state.service
@@ -263,30 +312,3 @@ SharedLibrary = Annotated[Library, Depends(get_library)]
 def folder_id(path: str) -> str:
     """A short name for a folder, to be used in addresses."""
     return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-
-
-class FolderList:
-    """The folders that hold items, for the filter of the page. Read again when it is old."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._mutex = threading.Lock()
-        self._read_at = -_FOLDERS_FOR_S
-        self._folders: list[tuple[str, int]] = []
-
-    def get(self) -> list[tuple[str, int]]:
-        """Path and number of items, by path."""
-        with self._mutex:
-            if time.monotonic() - self._read_at > _FOLDERS_FOR_S:
-                counts: dict[str, int] = {}
-                for batch in checked(self._library.store.scan(columns=["path"])):
-                    for path in batch.column("path").to_pylist():
-                        folder = path.rpartition("/")[0] or "/"
-                        counts[folder] = counts.get(folder, 0) + 1
-                self._folders = sorted(counts.items())
-                self._read_at = time.monotonic()
-            return self._folders
-
-    def forget(self) -> None:
-        """Read the folders again when they are next asked for."""
-        self._read_at = -_FOLDERS_FOR_S

@@ -58,10 +58,14 @@ def get_info(service: Service) -> schemas.Info:
     import torch
 
     stamp = service.library.store.stamp
+    num_items = len(service.library)
+    contents = service.contents_list.get(num_items)
     return schemas.Info(
         version=__version__,
         library=service.library.home.uri,
-        num_items=len(service.library),
+        num_items=num_items,
+        num_videos=contents.num_videos,
+        seconds=contents.seconds,
         model=stamp.name,
         fingerprint=stamp.fingerprint,
         dim=stamp.dim,

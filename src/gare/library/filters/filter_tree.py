@@ -30,7 +30,7 @@ class NameLike:
 
 @dataclass(frozen=True)
 class DurationBetween:
-    """Seconds of the item, both ends included; None is no limit."""
+    """Seconds of the file, both ends included; None is no limit."""
 
     shortest: float | None = None
     longest: float | None = None
@@ -83,7 +83,7 @@ Filter = InFolder | NameLike | DurationBetween | ModifiedBetween | HasTag | IdIn
 
 
 def matches(where: Filter, row: Mapping[str, Any]) -> bool:
-    """Whether an item passes; `row` has id, path, start, end, modified and tags. Every store must agree."""
+    """Whether an item passes; `row` has id, path, file_duration, modified, tags. Every store must agree."""
     match where:
         case InFolder(folder):
             anchor, needle = folder_needle(folder)
@@ -91,7 +91,7 @@ def matches(where: Filter, row: Mapping[str, Any]) -> bool:
         case NameLike(pattern):
             return re.fullmatch(name_regex(pattern), name_key(row["path"])) is not None
         case DurationBetween(shortest, longest):
-            seconds = row["end"] - row["start"]
+            seconds = row["file_duration"]
             return (shortest is None or seconds >= shortest) and (longest is None or seconds <= longest)
         case ModifiedBetween():
             first, beyond = modified_limits(where)

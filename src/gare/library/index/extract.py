@@ -295,13 +295,22 @@ def make_pictures(images: Sequence[Image.Image]) -> bytes:
 
 def make_strip(images: Sequence[Image.Image]) -> bytes:
     """JPEG of the frames from left to right, each `STRIP_FRAME_WIDTH` pixels wide."""
-    width, height = images[0].size
-    frame_width = STRIP_FRAME_WIDTH
-    size = (frame_width, max(1, min(2 * frame_width, round(frame_width * height / width))))
-    strip = Image.new("RGB", (size[0] * len(images), size[1]))
+    width, height = strip_size(*images[0].size, len(images))
+    size = (STRIP_FRAME_WIDTH, height)
+    strip = Image.new("RGB", (width, height))
     for position, image in enumerate(images):
         strip.paste(image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0), (position * size[0], 0))
     return _to_jpeg(strip, _STRIP_QUALITY)
+
+
+def strip_size(width: int, height: int, num_frames: int) -> tuple[int, int]:
+    """Width and height of the strip of so many frames of a video.
+
+    >>> strip_size(1920, 1080, 10), strip_size(100, 1000, 1)
+    ((960, 54), (96, 192))
+    """
+    tall = round(STRIP_FRAME_WIDTH * height / max(1, width))
+    return STRIP_FRAME_WIDTH * num_frames, max(1, min(2 * STRIP_FRAME_WIDTH, tall))
 
 
 def _interest(image: Image.Image) -> float:

@@ -7,7 +7,7 @@ hours has a thousand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -32,13 +32,18 @@ def file_heat(
         path: a file of the library.
         duration: its seconds.
     """
-    return spread_frames(_read_lines(searcher, request, path), duration, num_parts)
-
-
-def _read_lines(searcher: Searcher, request: SearchRequest, path: str) -> Iterator[FrameLine]:
-    query = searcher.encoder.encode(request)
     items = {key: item for item, key in searcher.store.items_of([path]).items()}  # one for each row of frames
-    ids = list(items.values())
+    return spread_frames(_read_lines(searcher, request, list(items.values())), duration, num_parts)
+
+
+@torch.no_grad()
+def frame_scores(searcher: Searcher, request: SearchRequest, item: str) -> list[float]:
+    """The cosine of the query with every frame that is stored with an item, its own and those beside them."""
+    return [score for line in _read_lines(searcher, request, [item]) for score in line.cosines]
+
+
+def _read_lines(searcher: Searcher, request: SearchRequest, ids: Sequence[str]) -> Iterator[FrameLine]:
+    query = searcher.encoder.encode(request)
     for first in range(0, len(ids), _AT_ONCE):
         check_deadline()
         table = searcher.damaged.read_blocks(ids[first : first + _AT_ONCE])

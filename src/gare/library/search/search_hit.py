@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gare.library.search.refined_moment import RefinedMoment
@@ -104,10 +104,22 @@ class Certificate:
 class Hits(list[SearchHit]):
     """The hits of a search, best first."""
 
-    def __init__(self, hits: Iterable[SearchHit] = (), certificate: Certificate | None = None) -> None:
+    def __init__(
+        self,
+        hits: Iterable[SearchHit] = (),
+        certificate: Certificate | None = None,
+        missing: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(hits)
         self.certificate = certificate
         """The proof that no other item belongs among them; None where there is none."""
+        self.missing = missing
+        """Ranges of item ids that could not be searched: their shard is lost. It comes back."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether items were left out because a shard did not answer."""
+        return bool(self.missing)
 
 
 def make_hit(
@@ -126,6 +138,7 @@ def make_hit(
     real_scores = tuple(frame_scores[: len(times)])
     start, end = facts["start"], facts["end"]
     part = refined or RefinedMoment(start, end, find_moment(times, real_scores, start, end))
+    part = _within(part, facts["file_duration"])
     return SearchHit(
         id=facts["id"],
         score=score,
@@ -154,8 +167,13 @@ def other_moment(
     """A moment beside the best one of its file."""
     times, start, end = facts["times"], facts["start"], facts["end"]
     best = find_moment(times, frame_scores[: len(times)], start, end)
-    part = refined or RefinedMoment(start, end, best)
+    part = _within(refined or RefinedMoment(start, end, best), facts["file_duration"])
     return OtherMoment(facts["id"], score, part.start, part.end, part.best)
+
+
+def _within(part: RefinedMoment, duration: float) -> RefinedMoment:
+    """Not longer than its file: how long its last frame is shown is a guess."""
+    return replace(part, end=duration) if part.best < duration < part.end else part
 
 
 def find_moment(times: Sequence[float], scores: Sequence[float], start: float, end: float) -> float:

@@ -6,7 +6,7 @@ Shapes: V items.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from gare.errors import DamagedLibraryError, QueryError
 from gare.library.filters import Filter
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
+from gare.library.search.exact_search import ExactSearch
 from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames, Span
 from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
@@ -59,12 +60,19 @@ class Searcher:
     An item that is damaged is left out, and `damaged` knows of it: no score is given that is not exact.
     """
 
-    def __init__(self, store: Store, model: GARE) -> None:
+    def __init__(
+        self, store: Store, model: GARE, *, exact_search: Callable[[Searcher], ExactSearch] | None = None
+    ) -> None:
+        """`exact_search` makes what finds lists with a proof; default: in this process."""
         self.store, self.model = store, model
         self.damaged = DamagedItems(store)
         self.encoder = QueryEncoder(store, model, self.damaged)
         self.scorer = ExactScorer(model)
-        self.proven = ProvenSearch(store, model, self.scorer, self.damaged, cache_folder() / "bounds")
+        self.proven: ExactSearch
+        if exact_search is None:
+            self.proven = ProvenSearch(store, model, self.scorer, self.damaged, cache_folder() / "bounds")
+        else:
+            self.proven = exact_search(self)
 
     def search(self, request: SearchRequest) -> Hits:
         """The hits of one request, best first."""
@@ -105,7 +113,7 @@ class Searcher:
         choices, refined = self._fold(query, ranking, ranking.choose(request)[request.offset :])
         choices = choices[asked.offset - request.offset :][: asked.top]
         if not choices:
-            return replace(Ranking.nothing(), certificate=ranking.certificate)
+            return replace(Ranking.nothing(), certificate=ranking.certificate, missing=ranking.missing)
         places, own = list[int](), list[Choice]()
         for choice in choices:
             first = len(places)
@@ -119,6 +127,7 @@ class Searcher:
             hits,
             rows=list(range(len(places))),
             certificate=ranking.certificate,
+            missing=ranking.missing,
             frames=video,
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
@@ -170,7 +179,9 @@ class Searcher:
         ids = list(dict.fromkeys(item for ranking in rankings for item in ranking.ids))
         # Without those deleted while we searched, and those that are damaged.
         facts = self.damaged.read_facts(ids, HIT_COLUMNS) if ids else {}
-        return [Hits(_make_hits(ranking, facts), ranking.certificate) for ranking in rankings]
+        return [
+            Hits(_make_hits(ranking, facts), ranking.certificate, ranking.missing) for ranking in rankings
+        ]
 
     def notices(self, request: SearchRequest) -> list[str]:
         """What to tell whoever asked, besides the hits: that damaged items were left out, that the model does

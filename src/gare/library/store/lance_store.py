@@ -577,7 +577,7 @@ def _condition(where: Filter) -> str:
             return f"regexp_like({NAME_COLUMN}, {quote(name_regex(pattern))})"
         case DurationBetween(shortest, longest):
             limits = ((">=", shortest), ("<=", longest))
-            return _all(f"(end - start) {sign} {_number(x)}" for sign, x in limits if x is not None)
+            return _all(f"file_duration {sign} {_number(x)}" for sign, x in limits if x is not None)
         case ModifiedBetween():
             first, beyond = modified_limits(where)
             moments = ((">=", first), ("<", beyond))

@@ -478,7 +478,7 @@ def _condition(where: Filter) -> Condition:
         case NameLike(pattern):
             return _text("i.name_key ~ %s", name_regex(pattern))
         case DurationBetween(shortest, longest):
-            return _limits('(i."end" - i.start)', "float8", ((">=", shortest), ("<=", longest)))
+            return _limits("i.file_duration", "float8", ((">=", shortest), ("<=", longest)))
         case ModifiedBetween():
             first, beyond = modified_limits(where)
             return _limits("i.modified", "timestamptz", ((">=", first), ("<", beyond)))

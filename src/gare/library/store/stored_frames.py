@@ -98,7 +98,11 @@ def _own_indices(
     before_V = np.where(dense_V, np.minimum(before_V, counts_V - 1), 0)
     inside_V = np.where(dense_V, np.maximum(inside_V, 1), counts_V)
     first_V = firsts_V + before_V
-    return [first + _thinned(int(count), num_frames) for first, count in zip(first_V, inside_V, strict=True)]
+    most_V = np.where(dense_V, num_frames, counts_V)
+    return [
+        first + _thinned(int(count), int(most))
+        for first, count, most in zip(first_V, inside_V, most_V, strict=True)
+    ]
 
 
 @lru_cache(maxsize=1024)

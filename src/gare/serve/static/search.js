@@ -224,6 +224,7 @@ function startPreview(shot) {
   video.setAttribute("aria-hidden", "true");
   video.addEventListener("loadedmetadata", () => { video.currentTime = Math.max(0, moment - 0.5); }, { once: true });
   video.addEventListener("seeked", () => { video.classList.add("shown"); video.play().catch(() => {}); }, { once: true });
+  video.addEventListener("timeupdate", () => { if (video.currentTime > Number(shot.dataset.end)) video.currentTime = Number(shot.dataset.start); });
   video.addEventListener("error", stopPreview);
   preview = { shot, video, timer: setTimeout(() => shot.append(video), 220) };
 }
@@ -265,7 +266,7 @@ async function openPlayer(id, { from = null, remember = true } = {}) {
   } catch { return; }
   if (mine.signal.aborted) return;  // gone back, or on, meanwhile
   $("#player-body").innerHTML = html;
-  setUpVideo($("#player-body"), { onDeleted: (gone) => { document.querySelector(`.card[data-id="${gone}"]`)?.remove(); closePlayer(); } });
+  setUpVideo($("#player-body"), { onDeleted: (gone) => { results.querySelector(`[data-watch="${gone}"]`)?.closest(".card").remove(); closePlayer(); } });
   if (!player.open) { opener = from; player.showModal(); }
   player.scrollTop = 0;
   if (remember) history.pushState({}, "", wanted.size ? `/watch/${id}?${wanted}` : `/watch/${id}`);
