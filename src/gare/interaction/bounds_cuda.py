@@ -1,15 +1,14 @@
 """The first pass of exact search on a GPU (Triton): the most that a video can score, at the speed of memory.
 
 Two kernels. The first multiplies texts with the bytes of the cards and is done when they are read. The second
-has a thread for each pair, turns its few products into bounds, and keeps all else in registers. The names are
-those of `increment_keys.py`, which is the reference in float64; `resident_cards.py` says what differs. Every
-`ROUND` stands for what float32 may lose there.
+turns the few products of a pair into bounds. The names are those of `increment_keys.py`, which is the
+reference in float64; `resident_cards.py` says what differs. Every `ROUND` stands for what float32 may lose
+there.
 
 Imports Triton, so others import this file only when it can run. Shapes: T texts, V videos, S rows of a card,
 A atoms, D embedding.
 """
 
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple)
 from __future__ import annotations
 
 import os
@@ -31,6 +30,7 @@ from gare.interaction.resident_cards import (
 )
 
 _TEXTS = 16  # the fewest rows that tensor cores multiply
+_VIDEOS = 32  # side by side in the kernel of the bounds: a line of memory
 
 
 def bounds_of(
@@ -63,7 +63,7 @@ def bounds_of(
         WIDE_KEYS=cards.low_VAD is not None,
         TEXTS=_TEXTS,
     )
-    _bounds_kernel[lambda meta: (triton.cdiv(num_videos, meta["VIDEOS"]) * text_blocks,)](
+    _bounds_kernel[(triton.cdiv(num_videos, _VIDEOS) * text_blocks,)](
         product_STV,
         text.numbers_T6,
         numbers_KV,
@@ -85,6 +85,9 @@ def bounds_of(
         ROUND=ROUND,
         FORM=FORM_ROUNDING,
         TEXTS=_TEXTS,
+        VIDEOS=_VIDEOS,
+        num_warps=8,
+        num_stages=1,
     )
     return lower_TV, upper_TV
 
@@ -129,7 +132,6 @@ _PRODUCT_CONFIGS = _configs(
         (16, 128, 8, 3),
     ],
 )
-_BOUNDS_CONFIGS = _configs(("VIDEOS",), [(32, 8, 1)])  # 3,000 lines of unrolled code: one shape is compiled
 
 
 @triton.autotune(_PRODUCT_CONFIGS, key=["DIM", "WIDTH", "WIDE_KEYS"], cache_results=True)
@@ -179,24 +181,29 @@ def _product_kernel(
 
 
 @triton.jit
-def _along(ptr, capacity, in_pair, x, COUNT: tl.constexpr):
+def _along(x_ptr, plane, ptr, capacity, in_pair, COUNT: tl.constexpr):
     """The sum over the atoms of a row times x."""
-    total = x[0] * tl.load(ptr, mask=in_pair, other=0.0)
-    for a in tl.static_range(1, COUNT):
-        total += x[a] * tl.load(ptr + a * capacity, mask=in_pair, other=0.0)
+    total = tl.zeros_like(in_pair).to(tl.float32)
+    for a in range(COUNT):
+        x = tl.load(x_ptr + a * plane, mask=in_pair, other=0.0)
+        total += x * tl.load(ptr + a * capacity, mask=in_pair, other=0.0)
     return total
 
 
 @triton.jit
-def _quadratic(ptr, capacity, in_pair, x, COUNT: tl.constexpr):
+def _quadratic(x_ptr, plane, ptr, capacity, in_pair, COUNT: tl.constexpr):
     """x · matrix · x, of whose matrix the lower triangle is kept."""
-    total = x[0] * x[0] * tl.load(ptr, mask=in_pair, other=0.0)
-    for i in tl.static_range(1, COUNT):
-        inner = x[i] * tl.load(ptr + (i * (i + 1) // 2 + i) * capacity, mask=in_pair, other=0.0)
-        for j in tl.static_range(i):
-            cell = ptr + (i * (i + 1) // 2 + j) * capacity
-            inner += 2 * x[j] * tl.load(cell, mask=in_pair, other=0.0)
-        total += x[i] * inner
+    total = tl.zeros_like(in_pair).to(tl.float32)
+    cell = ptr
+    for i in range(COUNT):
+        inner = tl.zeros_like(total)
+        for j in range(i):
+            x = tl.load(x_ptr + j * plane, mask=in_pair, other=0.0)
+            inner += x * tl.load(cell, mask=in_pair, other=0.0)
+            cell += capacity
+        x = tl.load(x_ptr + i * plane, mask=in_pair, other=0.0)
+        total += x * (2 * inner + x * tl.load(cell, mask=in_pair, other=0.0))
+        cell += capacity
     return total
 
 
@@ -211,7 +218,6 @@ def _root(x):
     return tl.sqrt(tl.maximum(x, 0.0))
 
 
-@triton.autotune(_BOUNDS_CONFIGS, key=["DIM", "FRAMES", "HEADS"], cache_results=True)
 @triton.jit
 def _bounds_kernel(
     product_ptr, text_numbers_ptr, numbers_ptr, shared_ptr, lower_ptr, upper_ptr, num_texts, num_videos,
@@ -220,7 +226,10 @@ def _bounds_kernel(
     CORRECTS_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, ROWS: tl.constexpr, NUMBERS: tl.constexpr,
     ROUND: tl.constexpr, FORM: tl.constexpr, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
 ):  # fmt: skip
-    """TEXTS × VIDEOS pairs; tuples have a number of each pair for every atom."""
+    """TEXTS × VIDEOS pairs. What a pair has for every atom takes the place of its product: first the logit,
+    then the weight, then the difference from even attention. Loops over what is there compile in seconds; the
+    same unrolled, in registers, took minutes.
+    """
     ATOMS: tl.constexpr = FRAMES * HEADS
     num_blocks = tl.cdiv(num_texts, TEXTS)
     t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
@@ -267,17 +276,19 @@ def _bounds_kernel(
     scale_high = tl.rsqrt(tl.maximum(variance - slack, 0.0) + eps) * (1 + ROUND)
     scale = (scale_low + scale_high) / 2
 
-    # Logits, and how far they may be off.
-    logits = ()
+    # Logits, and how far they may be off. Barriers, because a number may be read by another thread.
+    atom = product_ptr + pair
     largest = 0 * scale
-    for a in tl.static_range(ATOMS):
-        bias = _number(row, 2 * ATOMS + a, capacity, in_pair)
-        own = _number(row, ATOMS + a, capacity, in_pair)
-        key_scale = SIGN * _number(row, a, capacity, in_pair)
-        key_text = tl.load(product_ptr + a * plane + pair, mask=in_pair, other=0.0) * key_scale * text_scale
+    for a in range(ATOMS):
+        bias = tl.load(row + (2 * ATOMS + a) * capacity, mask=in_pair, other=0.0)
+        own = tl.load(row + (ATOMS + a) * capacity, mask=in_pair, other=0.0)
+        key_scale = SIGN * tl.load(row + a * capacity, mask=in_pair, other=0.0)
+        key_text = tl.load(atom + a * plane, mask=in_pair, other=0.0) * key_scale * text_scale
         is_attended = bias > -1e30
-        logits = logits + (tl.where(is_attended, (own - key_text) * scale + bias, -1e38),)
+        logit = tl.where(is_attended, (own - key_text) * scale + bias, -1e38)
+        tl.store(atom + a * plane, logit, mask=in_pair)
         largest = tl.maximum(largest, tl.where(is_attended, tl.abs(own) + tl.abs(key_text), 0.0))
+    tl.debug_barrier()
     key_error = length * _number(number, 2, capacity, in_pair) + error * _number(number, 3, capacity, in_pair)
     away = (
         key_error * scale_high
@@ -292,41 +303,40 @@ def _bounds_kernel(
     off2, off3, off = ROUND * most2 + 0 * scale, ROUND * most3 + 0 * scale, ROUND * most + 0 * scale
     bounded = tl.minimum(away, 40.0)
     grows = 2 * bounded * tl.exp(2 * bounded) * (1 + ROUND)  # at least e^2ε − 1
-    weights = ()
-    for head in tl.static_range(HEADS):
-        top = logits[head * FRAMES]
-        for f in tl.static_range(1, FRAMES):
-            top = tl.maximum(top, logits[head * FRAMES + f])
+    for head in range(HEADS):
+        of_head = atom + head * FRAMES * plane
+        top = tl.load(of_head, mask=in_pair, other=0.0)
+        for f in range(1, FRAMES):
+            top = tl.maximum(top, tl.load(of_head + f * plane, mask=in_pair, other=0.0))
         total = 0 * top
-        for f in tl.static_range(FRAMES):
-            weights = weights + (tl.exp(logits[head * FRAMES + f] - top),)
-            total += weights[head * FRAMES + f]
+        for f in range(FRAMES):
+            total += tl.exp(tl.load(of_head + f * plane, mask=in_pair, other=0.0) - top)
+        tl.debug_barrier()
+        for f in range(FRAMES):
+            logit = tl.load(of_head + f * plane, mask=in_pair, other=0.0)
+            tl.store(of_head + f * plane, tl.exp(logit - top) / total, mask=in_pair)
         rest = tl.maximum(1 - 1 / total, 0.0) + ROUND  # the heaviest has weight 1 / total
         few = rest * grows * tl.maximum(1 - rest, 0.0) / (1 + rest * grows)
         at_most = tl.minimum(away / 2, 1.0)
         is_few = (rest * (1 + tl.exp(bounded)) < 1) & (away <= 40)
         moved = tl.where(is_few, tl.minimum(few, at_most), at_most) * (1 + ROUND) + 1e-28
-        off2 += moved * _number(number, NUMBERS + head, capacity, in_pair)
-        off3 += moved * _number(number, NUMBERS + HEADS + head, capacity, in_pair)
-        off += moved * _number(number, NUMBERS + 2 * HEADS + head, capacity, in_pair)
-        scaled = ()
-        for a in tl.static_range(head * FRAMES):
-            scaled = scaled + (weights[a],)
-        for f in tl.static_range(FRAMES):
-            scaled = scaled + (weights[head * FRAMES + f] / total,)
-        weights = scaled
+        of_head = number + (NUMBERS + head) * capacity
+        off2 += moved * tl.load(of_head, mask=in_pair, other=0.0)
+        off3 += moved * tl.load(of_head + HEADS * capacity, mask=in_pair, other=0.0)
+        off += moved * tl.load(of_head + 2 * HEADS * capacity, mask=in_pair, other=0.0)
+    tl.debug_barrier()
 
     # σ2 and N: computed, and between which two numbers they lie.
     TRIANGLE: tl.constexpr = ATOMS * (ATOMS + 1) // 2
-    square2 = tl.maximum(_quadratic(form, capacity, in_pair, weights, ATOMS), 0.0)
+    square2 = tl.maximum(_quadratic(atom, plane, form, capacity, in_pair, ATOMS), 0.0)
     low2 = tl.maximum(_root(square2 - FORM * most2 * most2) - off2, 0.0) * (1 - ROUND)
     high2 = (_root(square2 + FORM * most2 * most2) + off2) * (1 + ROUND)
     sigma2 = tl.sqrt(square2 + eps)
     low2 = tl.sqrt(low2 * low2 + eps) * (1 - ROUND)
     high2 = tl.sqrt(high2 * high2 + eps) * (1 + ROUND)
     away2 = tl.maximum(high2 - sigma2, sigma2 - low2) + ROUND * sigma2
-    linear3 = _along(row + 3 * ATOMS * capacity, capacity, in_pair, weights, ATOMS)
-    square3 = _quadratic(form + TRIANGLE * capacity, capacity, in_pair, weights, ATOMS)
+    linear3 = _along(atom, plane, row + 3 * ATOMS * capacity, capacity, in_pair, ATOMS)
+    square3 = _quadratic(atom, plane, form + TRIANGLE * capacity, capacity, in_pair, ATOMS)
     square3 = tl.maximum(square3 + sigma2 * (linear3 + sigma2 * constant3), 0.0)
     off3 += root3 * away2
     most3 = most3 + root3 * sigma2
@@ -339,16 +349,19 @@ def _bounds_kernel(
 
     # The increment, as far as it is from that at even attention.
     even_y, even_share = _number(number, 13, capacity, in_pair), _number(number, 14, capacity, in_pair)
-    y = ()
     size = 0 * scale
-    for a in tl.static_range(ATOMS):
-        is_attended = _number(row, 2 * ATOMS + a, capacity, in_pair) > -1e30
-        y = y + (weights[a] * inverse - tl.where(is_attended, even_y, 0.0),)
-        size += tl.abs(y[a])
+    tl.debug_barrier()
+    for a in range(ATOMS):
+        is_attended = tl.load(row + (2 * ATOMS + a) * capacity, mask=in_pair, other=0.0) > -1e30
+        weight = tl.load(atom + a * plane, mask=in_pair, other=0.0)
+        y = weight * inverse - tl.where(is_attended, even_y, 0.0)
+        tl.store(atom + a * plane, y, mask=in_pair)
+        size += tl.abs(y)
+    tl.debug_barrier()
     more = share - even_share
     size = size * most + tl.abs(more) * root_scaled
-    with_scaled = _along(row + 6 * ATOMS * capacity, capacity, in_pair, y, ATOMS)
-    apart_sq = _quadratic(form + 2 * TRIANGLE * capacity, capacity, in_pair, y, ATOMS)
+    with_scaled = _along(atom, plane, row + 6 * ATOMS * capacity, capacity, in_pair, ATOMS)
+    apart_sq = _quadratic(atom, plane, form + 2 * TRIANGLE * capacity, capacity, in_pair, ATOMS)
     apart_sq = tl.maximum(apart_sq + more * (2 * with_scaled + more * scaled_sq), 0.0)
     apart = tl.sqrt(apart_sq + FORM * size * size) * (1 + ROUND)
     reach = most * inverse + share * root_scaled + _number(number, 16, capacity, in_pair)
@@ -359,13 +372,13 @@ def _bounds_kernel(
 
     even_sq = _number(number, 12, capacity, in_pair)
     even_length = tl.sqrt(even_sq)
-    along = _along(row + 4 * ATOMS * capacity, capacity, in_pair, y, ATOMS) + more * _number(
+    along = _along(atom, plane, row + 4 * ATOMS * capacity, capacity, in_pair, ATOMS) + more * _number(
         number, 17, capacity, in_pair
     )
     square = even_sq + 2 * along + apart_sq
     square_error = 4 * ROUND * (even_sq + even_length * size) + FORM * size * size
     pooled = _number(number, 19, capacity, in_pair) + more * _number(number, 18, capacity, in_pair)
-    pooled += _along(row + 5 * ATOMS * capacity, capacity, in_pair, y, ATOMS)
+    pooled += _along(atom, plane, row + 5 * ATOMS * capacity, capacity, in_pair, ATOMS)
     pooled_error = 4 * ROUND * mean_length * (even_length + size)
     even_moved = _number(number, 11, capacity, in_pair)
     text_error = error * (even_length + even_moved) + length * (apart + even_moved)
