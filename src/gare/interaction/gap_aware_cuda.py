@@ -14,7 +14,7 @@ H heads, A = H × F atoms, D embedding. In the kernel frames are padded to a pow
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from gare.interaction.gap_aware import GapAwareConfig
 
 
+_chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # shapes of `_score_kernel`, by kind of card
+
+
 def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tensor:
     """Scores [T, V]."""
     owner, pool = cards.increment, cards.pool
@@ -37,10 +40,13 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
     num_videos, num_frames = pool.mask_VF.shape
     num_texts, dim = text_TD.shape
     text_TD = text_TD.to(owner.key_OAD.dtype).contiguous()
-    text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
-    _text_kernel[(triton.cdiv(num_texts, FEW_TEXTS),)](
-        text_TD, fused.shared_2D, text_T4, num_texts, DIM=dim, TEXTS=FEW_TEXTS, STEP=_step_of(dim, 128)
-    )
+    is_few = num_texts <= FEW_TEXTS
+    text_T4 = fused.constants_K  # not read
+    if not is_few:
+        text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
+        _text_kernel[(triton.cdiv(num_texts, FEW_TEXTS),)](
+            text_TD, fused.shared_2D, text_T4, num_texts, DIM=dim, TEXTS=FEW_TEXTS, STEP=_step_of(dim, 128)
+        )
     scores_TV = torch.empty(num_texts, num_videos, dtype=torch.float32, device=text_TD.device)
 
     def grid(meta: dict[str, int]) -> tuple[int]:
@@ -48,9 +54,14 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         return (triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]),)
 
     is_half = text_TD.dtype in (torch.float16, torch.bfloat16)
-    _score_kernel[grid](
+    # The autotuner takes longer to find what it chose than a small call has.
+    kind = (dim, fused.num_frames, owner.num_heads, is_few, text_TD.dtype)
+    shape = _chosen.get(kind)
+    kernel: Any = _score_kernel if shape is None else _score_kernel.fn
+    kernel[grid](
         text_TD,
         text_T4,
+        fused.shared_2D,
         owner.key_OAD.contiguous(),
         owner.atom_OAD.contiguous(),
         pool.frames_VFD.contiguous(),
@@ -66,7 +77,7 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         DIM=dim,
         FRAMES=fused.num_frames,
         HEADS=owner.num_heads,
-        FEW=num_texts <= FEW_TEXTS,
+        FEW=is_few,
         PRECISION="tf32" if is_half else "tf32x3",
         QUERY_IS_TEXT=config.query == "text",
         GAP_SIGN=1.0 if config.gap_direction == "video_minus_text" else -1.0,
@@ -75,7 +86,10 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         POOL_MEAN=config.pooling == "mean",
         MASK_FRAMES=config.mask_frames,
         SQUARE_FLOOR=SQUARE_FLOOR,
+        **(shape or {}),
     )
+    if shape is None:
+        _chosen[kind] = _score_kernel.best_config.all_kwargs()
     return scores_TV
 
 
@@ -125,27 +139,36 @@ def _fitting(configs: list[triton.Config], named_args: dict[str, object], **meta
 
 
 @triton.jit
-def _text_kernel(
-    text_ptr, shared_ptr, numbers_ptr, num_texts, DIM: tl.constexpr, TEXTS: tl.constexpr, STEP: tl.constexpr
+def _text_numbers(
+    text_ptr, shared_ptr, t, in_t, DIM: tl.constexpr, TEXTS: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
     """What a text brings into every pair: |t|², the mean of its numbers, products with two fixed vectors."""
-    t = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
-    in_t = t < num_texts
-    square = tl.zeros([TEXTS], tl.float32)
-    level = tl.zeros([TEXTS], tl.float32)
-    scaled = tl.zeros([TEXTS], tl.float32)
-    fixed = tl.zeros([TEXTS], tl.float32)
+    square = tl.zeros([TEXTS, STEP], tl.float32)
+    level = tl.zeros([TEXTS, STEP], tl.float32)
+    scaled = tl.zeros([TEXTS, STEP], tl.float32)
+    fixed = tl.zeros([TEXTS, STEP], tl.float32)
     for first in range(0, DIM, STEP):
         d = first + tl.arange(0, STEP)
         in_d = d < DIM
         cell = t.to(tl.int64)[:, None] * DIM + d[None, :]
         text = tl.load(text_ptr + cell, mask=in_t[:, None] & in_d[None, :], other=0.0).to(tl.float32)
-        square += tl.sum(text * text, axis=1)
-        level += tl.sum(text, axis=1)
-        scaled += tl.sum(text * tl.load(shared_ptr + d, mask=in_d, other=0.0)[None, :], axis=1)
-        fixed += tl.sum(text * tl.load(shared_ptr + DIM + d, mask=in_d, other=0.0)[None, :], axis=1)
+        square += text * text
+        level += text
+        scaled += text * tl.load(shared_ptr + d, mask=in_d, other=0.0)[None, :]
+        fixed += text * tl.load(shared_ptr + DIM + d, mask=in_d, other=0.0)[None, :]
+    return tl.sum(square, axis=1), tl.sum(level, axis=1) / DIM, tl.sum(scaled, axis=1), tl.sum(fixed, axis=1)
+
+
+@triton.jit
+def _text_kernel(
+    text_ptr, shared_ptr, numbers_ptr, num_texts, DIM: tl.constexpr, TEXTS: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """The numbers of many texts, which programs of `_score_kernel` share."""
+    t = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
+    in_t = t < num_texts
+    square, level, scaled, fixed = _text_numbers(text_ptr, shared_ptr, t, in_t, DIM, TEXTS, STEP)
     tl.store(numbers_ptr + 4 * t, square, mask=in_t)
-    tl.store(numbers_ptr + 4 * t + 1, level / DIM, mask=in_t)
+    tl.store(numbers_ptr + 4 * t + 1, level, mask=in_t)
     tl.store(numbers_ptr + 4 * t + 2, scaled, mask=in_t)
     tl.store(numbers_ptr + 4 * t + 3, fixed, mask=in_t)
 
@@ -186,8 +209,8 @@ def _form(
 )
 @triton.jit
 def _score_kernel(
-    text_ptr, text_numbers_ptr, key_ptr, atom_ptr, frame_ptr, rows_ptr, forms_ptr, constants_ptr, scores_ptr,
-    num_texts, num_videos, num_frames, eps, inverse_temperature,
+    text_ptr, text_numbers_ptr, shared_ptr, key_ptr, atom_ptr, frame_ptr, rows_ptr, forms_ptr, constants_ptr,
+    scores_ptr, num_texts, num_videos, num_frames, eps, inverse_temperature,
     DIM: tl.constexpr, FRAMES: tl.constexpr, HEADS: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
     QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr, NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr,
     POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr, SQUARE_FLOOR: tl.constexpr,
@@ -245,8 +268,16 @@ def _score_kernel(
     number = rows_ptr + v.to(tl.int64) * row_size + 5 * ATOMS + 6 * FRAMES
     SQUARE: tl.constexpr = ATOMS * ATOMS
     form_size = 3 * SQUARE + ATOMS * FRAMES + FRAMES * FRAMES
-    text_sq = tl.load(text_numbers_ptr + 4 * t, mask=in_t, other=1.0)[:, None]
-    level = tl.load(text_numbers_ptr + 4 * t + 1, mask=in_t, other=0.0)[:, None]
+    if FEW:  # computed here, for another kernel takes longer to start
+        text_sq, level, text_scaled, text_fixed = _text_numbers(
+            text_ptr, shared_ptr, t, in_t, DIM, TEXTS, STEP
+        )
+    else:
+        text_sq = tl.load(text_numbers_ptr + 4 * t, mask=in_t, other=1.0)
+        level = tl.load(text_numbers_ptr + 4 * t + 1, mask=in_t, other=0.0)
+        text_scaled = tl.load(text_numbers_ptr + 4 * t + 2, mask=in_t, other=0.0)
+        text_fixed = tl.load(text_numbers_ptr + 4 * t + 3, mask=in_t, other=0.0)
+    text_sq, level = text_sq[:, None], level[:, None]
     text_variance = tl.maximum(text_sq / DIM - level * level, 0.0)
 
     # Pooling, and what frames say of the pair.
@@ -331,9 +362,7 @@ def _score_kernel(
         + scale3 * (scale3 * scaled_sq + 2 * scaled_fixed)
         + fixed_sq
     )
-    text_scaled = tl.load(text_numbers_ptr + 4 * t + 2, mask=in_t, other=0.0)[:, None]
-    text_fixed = tl.load(text_numbers_ptr + 4 * t + 3, mask=in_t, other=0.0)[:, None]
-    text_increment = both * text_atoms + scale3 * text_scaled + text_fixed
+    text_increment = both * text_atoms + scale3 * text_scaled[:, None] + text_fixed[:, None]
     pooled_increment = share * (both * across + scale3 * pooled_scaled + pooled_fixed)
     if NORMALISE or QUERY_IS_TEXT:
         length = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)

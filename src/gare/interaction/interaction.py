@@ -248,7 +248,9 @@ class Interaction(nn.Module, ABC):
     def check(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
         """Refuse features that do not fit together, and cards that another interaction made."""
         check_shapes(text, video)
-        if isinstance(video, ScoreCards) and video.config != self.config:
+        if not isinstance(video, ScoreCards) or video.config is self.config:
+            return
+        if video.config != self.config:
             raise ValueError(
                 "these score cards were made by a model with other settings; make them again with score_cards"
             )

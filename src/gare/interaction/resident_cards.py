@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gare.interaction.gap_aware_bounds import GapAwareBounds
 
 ROUND = 2.0**-19
-"""More than a few operations in float32 lose, as a share of what they add up."""
+"""More than a few operations in float32, or a sum of 16 numbers, lose of what they add up."""
 FORM_ROUNDING = 2.0**-16
-"""What a quadratic form in float32 can be off, as a share of its largest value."""
+"""What a quadratic form of up to 64 numbers in float32 can be off, as a share of its largest value."""
 EXTRA_ROWS = 4
 """High and low bytes of the mean frame and of the increment at even attention."""
 NUM_ROWS = 7
