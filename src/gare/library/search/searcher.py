@@ -6,6 +6,7 @@ Shapes: V items.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MOST_CANDIDATES = 4096  # where few files fill the candidates with their moments
+_OF_A_FILE = 8  # candidates of each further file then
 _MARGIN = 64  # more than are wanted: a store multiplies in float32, in an order of its own
 
 
@@ -225,11 +227,32 @@ class Searcher:
         ranking = Ranking.by_score(items, self._scores(query, items.video, table))
         if len(found.ids) < wanted and not self.damaged:  # stage 1 had no more: every item was scored
             return replace(ranking, certificate=Certificate(len(found.ids), len(items)))
-        num_chosen = len(ranking.choose(request))
-        if num_chosen < request.reach and request.candidates is None and wanted < _MOST_CANDIDATES:
+        if request.candidates is None and wanted < _MOST_CANDIDATES and _is_short(ranking, request):
             # One long file may fill the candidates with its moments.
-            return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
+            if request.by == "moment":
+                return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
+            ranking = self._add_other_files(query, request, ranking)
         return replace(ranking, certificate=self._certify(query, request, found, ranking))
+
+    def _add_other_files(self, query: EncodedQuery, request: SearchRequest, ranking: Ranking) -> Ranking:
+        """The ranking with items of further files, if stage 1 finds any: moments of a film that has its best
+        ones already are not scored."""
+        more = self.store.search(query.stage1_E[None], _MOST_CANDIDATES, where=request.filter)[0].ids
+        paths = {row["id"]: row["path"] for row in self.store.fetch(more, ["id", "path"]).to_pylist()}
+        known, of_file, ids = {span.path for span in ranking.spans}, Counter[str](), list[str]()
+        for item in more:
+            path = paths.get(item)
+            if path is not None and path not in known and of_file[path] < _OF_A_FILE:
+                of_file[path] += 1
+                ids.append(item)
+        if not ids:
+            return ranking
+        table = self.damaged.read_vectors(ids, self._columns)
+        if not len(table):
+            return ranking
+        items = ItemFrames.of(table, self.model)
+        other = Ranking.by_score(items, self._scores(query, items.video, table))
+        return ranking.merged(other, keep=len(ranking) + len(other))
 
     def _certify(
         self, query: EncodedQuery, request: SearchRequest, found: StoreHits, ranking: Ranking
@@ -355,6 +378,12 @@ class Searcher:
             Explanation(ranks[names[place]], plain_ranks[names[place]], float(plain_V[place]), radius)
             for place, radius in zip(places, radii, strict=True)
         ]
+
+
+def _is_short(ranking: Ranking, request: SearchRequest) -> bool:
+    """Whether more candidates could give more hits."""
+    is_enough = request.min_score is not None and ranking.scores[-1] < request.min_score
+    return not is_enough and len(ranking.choose(request)) < request.reach
 
 
 def _ranks(names: Sequence[str]) -> dict[str, int]:
