@@ -14,11 +14,13 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium
 from gare.library.library import DEFAULT_MODEL, Library
-from gare.library.sample_videos import make_sample, photograph
+from gare.library.sample_videos import CLIPS, Clip, make_sample, photograph
 from serve_process import ServeProcess
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 WIDE = {"width": 1280, "height": 860}
+_SCENES = ("grass", "coffee", "rain", "cat", "sunset", "stars", "coffee", "snow", "bricks", "cat", "rocket")
+FILM = Clip("our year.mp4", tuple((scene, 10) for scene in _SCENES), 4)
 PHONE = {"width": 390, "height": 844}
 
 
@@ -27,7 +29,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gare") as folder, chromium() as browser:
         home = Path(folder) / "Videos"
-        make_sample(home)
+        make_sample(home, [*CLIPS, FILM])
         add_broken(home)
         with Library.open(home / ".gare", model=model) as library:
             library.index(home)
@@ -73,10 +75,17 @@ def take_search(browser: Browser, server: ServeProcess) -> None:
     page.wait_for_timeout(600)
     shoot(page, "page-preview", close=False)
     page.mouse.move(2, 2)
-    page.locator(".shot").first.click()
+    page.locator(".card:has-text('coffee.mp4') .shot").click()
     page.wait_for_selector("#player[open] video")
     page.wait_for_timeout(900)
-    shoot(page, "page-player")
+    shoot(page, "page-player", close=False)
+    page.keyboard.press("Escape")
+    page.locator(".card:has-text('our year.mp4') .others summary").click()
+    shoot(page, "page-moments", close=False)
+    page.locator(".card:has-text('our year.mp4') .shot").click()
+    page.wait_for_selector("#player[open] .moments [data-step]")
+    page.wait_for_timeout(900)
+    shoot(page, "page-film")
     page = open_page(browser, f"{server.url}/?q=green+grass&not=cat&folder=garden&duration=0-10")
     shoot(page, "page-filters")
     shoot(open_page(browser, f"{server.url}/?q=a+cat&after=2035-01-01"), "page-nothing")

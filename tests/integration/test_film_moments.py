@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from gare.library.library import Library
+from gare.library.search.search_request import SearchRequest
 from gare.serve.mcp_tools import make_tool_server
 from serve_library import SCENE_S, Served
 from serve_process import ServeProcess
@@ -76,6 +77,33 @@ def test_a_list_has_the_best_moment_of_each_file_or_all(film, red, by, expected)
     found = [(float(row["start"]), float(row["end"])) for row in rows]
     assert found[: len(expected)] == expected
     assert len(found) == 1 or by == "moment"
+
+
+def test_a_film_that_fills_the_candidates_hides_no_other_file(film, red, monkeypatch):
+    with Library.open(film.library, read_only=True) as library:
+        searcher, read = library.searcher, []
+        whole = searcher.damaged.read_vectors
+
+        def noted(ids: list[str], *columns: object) -> object:
+            read.append({Path(library.get(item)["path"]).name for item in ids})
+            return whole(ids, *columns)
+
+        monkeypatch.setattr(searcher.damaged, "read_vectors", noted)
+        ranking = searcher.find(SearchRequest(image=red, top=3), default_candidates=1)
+        (hits,) = searcher.show([ranking])
+    assert [Path(hit.path).name for hit in hits] == ["film.mp4", "upright.mp4", "still.mp4"]
+    assert read == [{"film.mp4"}, {"upright.mp4", "still.mp4"}]  # the rest of the film is not scored
+
+
+def test_a_score_that_nothing_reaches_is_not_looked_for_further(film, red, monkeypatch):
+    with Library.open(film.library, read_only=True) as library:
+        searches = []
+        search = library.store.search
+        monkeypatch.setattr(library.store, "search", lambda *a, **k: searches.append(a[1]) or search(*a, **k))
+        request = SearchRequest(image=red, top=3, min_score=0.9999)
+        ranking = library.searcher.find(request, default_candidates=5)
+    assert len(ranking.choices) <= 1
+    assert searches == [5]
 
 
 # --- the API -----------------------------------------------------------------------------------------------

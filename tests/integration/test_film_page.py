@@ -82,6 +82,17 @@ def test_a_film_is_one_card_with_the_frame_that_matched(page, red):
     assert pixel(page, ".card .shot img") == pytest.approx([254, 0, 0], abs=12)
 
 
+def test_an_upright_frame_is_shown_whole(page, red):
+    page.goto(red)
+    assert [shot.get_attribute("class") for shot in page.locator(".shot").all()] == [
+        "shot",
+        "shot upright",
+        "shot",
+    ]
+    fit = "getComputedStyle(document.querySelector('.upright img')).objectFit"
+    assert page.evaluate(fit) == "contain"
+
+
 def test_more_moments_open_and_play(page, red):
     page.goto(red)
     assert page.locator("details.others").count() == 1  # the others have one moment each
@@ -177,6 +188,7 @@ def test_the_line_of_heat_shows_the_film_and_leads_there(page, red):
 
 
 def test_the_strip_keeps_the_shape_of_its_frames_and_shows_the_moment(page, red):
+    page.set_viewport_size({"width": 400, "height": 860})  # a few frames fit
     open_film(page, red)
     shape = page.evaluate("""() => {
         const cell = document.querySelector('.cells button').getBoundingClientRect();

@@ -26,6 +26,7 @@ from gare.library.index.content_hash import HashQueue
 from gare.library.index.extract_task import ExtractTask
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, index_folders
+from gare.library.index.object_files import Scratch
 from gare.library.index.scan import FoundFile
 from gare.library.library import model_stamp
 from gare.library.store import Store, open_store
@@ -84,8 +85,9 @@ def hashes_in(order: tuple[str, ...], pause: float) -> type[HashQueue]:
     """Gives hashes in this order, each so long after the one before that its file may be done."""
 
     class Ordered(HashQueue):
-        def __init__(self, files: Iterable[FoundFile]) -> None:
-            super().__init__(sorted(files, key=lambda file: order.index(os.path.basename(file.path))))
+        def __init__(self, files: Iterable[FoundFile], scratch: Scratch | None = None) -> None:
+            ordered = sorted(files, key=lambda file: order.index(os.path.basename(file.path)))
+            super().__init__(ordered, scratch)
             self._due = time.monotonic()
 
         def _fill(self) -> None:
@@ -236,7 +238,7 @@ def test_a_file_swapped_after_the_scan_is_not_unchanged_when_it_comes_back(
     """The ledger has the size and date of what was hashed, not of what the scan saw."""
     path, kept = root / "rec.mp4", root / "kept"
     shutil.copy(clips / "red.mp4", path)
-    scan = index_run.scan_folders
+    scan = index_run.scan_sources
 
     def swap_after(*args: Any, **options: Any) -> Any:
         found = scan(*args, **options)
@@ -245,7 +247,7 @@ def test_a_file_swapped_after_the_scan_is_not_unchanged_when_it_comes_back(
             shutil.copy(clips / "green.mp4", path)
         return found
 
-    monkeypatch.setattr(index_run, "scan_folders", swap_after)
+    monkeypatch.setattr(index_run, "scan_sources", swap_after)
     index(store, model, root)
     monkeypatch.undo()
     os.replace(kept, path)

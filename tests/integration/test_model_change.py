@@ -436,6 +436,7 @@ def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path)
     assert listed["me/towers"]["memory_bytes"] == listed["me/mine"]["memory_bytes"] > 1000
     assert "me/words" not in listed
     assert listed["google/siglip2-base-patch16-224"]["where"] == "hub"
+    assert listed["google/siglip2-base-patch16-224"]["memory_bytes"] == 4 * 375_187_970
 
 
 def test_a_measured_speed_is_listed(tmp_path: Path, models: Any, monkeypatch: pytest.MonkeyPatch):

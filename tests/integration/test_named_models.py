@@ -18,6 +18,7 @@ from clips import write_video
 from dual_encoders import FAMILIES, TEXTS, own_cosine, pictures, save_family, word_tokenizer
 from encoder_laws import LAWS
 from gare import GARE, Library
+from gare.bench.encode_bench import benchmark_encode
 from gare.cli.main import app
 from gare.data.video import read_frames
 from gare.errors import CheckpointError, LibraryError
@@ -129,6 +130,14 @@ def test_a_folder_that_moved_is_the_same_model(folder_of, videos, tmp_path):
         opened.search("a dog")
     with Library.open(library, model=moved) as opened:
         assert len(opened.search("a dog")) == 1
+
+
+@pytest.mark.parametrize("name", ["siglip2_naflex", "align"])
+@torch.no_grad()
+def test_the_benchmark_has_transformers_beside_it(name, folder_of):
+    result = benchmark_encode(str(folder_of(name)), frames=2, device=torch.device("cpu"))
+    assert result.ratio is not None
+    assert result.least_cosine == pytest.approx(1, abs=1e-5)
 
 
 # --- what is refused, and what is said ----------------------------------------------------------------------

@@ -109,12 +109,6 @@ def test_neither_an_end_in_order_nor_kill_9_loses_anything(many, empty, tmp_path
 PASSWORD = "hunter2-hunter2"
 
 
-class Address(str):
-    """An address of a library that is no path; `parent` is where the server's log goes."""
-
-    parent: Path
-
-
 def test_a_job_gets_the_password_of_the_database_and_nobody_sees_it(tmp_path, postgres, new_library):
     model = save_tiny_model(tmp_path / "model")
     write_colour(tmp_path / "videos.mp4", 0.1, seconds=2)
@@ -125,9 +119,7 @@ def test_a_job_gets_the_password_of_the_database_and_nobody_sees_it(tmp_path, po
         rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
         connection.execute("SELECT pg_reload_conf()")
     Library.open(address, model=model).close()
-    place = Address(address)
-    place.parent = tmp_path
-    with ServeProcess(place, "--folder", str(tmp_path / "videos.mp4")) as server:  # type: ignore[arg-type]
+    with ServeProcess(address, "--folder", str(tmp_path / "videos.mp4"), log_folder=tmp_path) as server:
         folder = server.get("/api/v1/folders").json()[0]["id"]
         job = server.post("/api/v1/jobs", {"folder": folder}).json()["id"]
         _, end = list(events(server, job))[-1]

@@ -28,7 +28,7 @@ IMPORT_CORE = f"""
 import importlib, pathlib, gare
 root = pathlib.Path(gare.__file__).parent
 names = [p.relative_to(root).as_posix() for p in root.rglob("*.py") if p.name != "__main__.py"]
-core = [n for n in names if not n.startswith({EXTRA_MODULES!r}) and n != "interaction/gap_aware_cuda.py"]
+core = [n for n in names if not n.startswith({EXTRA_MODULES!r}) and not n.endswith("_cuda.py")]
 for name in core:
     importlib.import_module("gare." + name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
 print(root, len(core))

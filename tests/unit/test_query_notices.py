@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gare.encoders import build_encoder
 from gare.encoders.mini_encoder import MiniEncoderConfig
@@ -229,12 +230,44 @@ def test_the_notice_names_the_language_the_model_and_what_reads_it():
     assert language_notice(["a dog", "海滩"], "gare-mini", ["en"]) is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "text", "vision", "width"),
+    [
+        ("openai/clip-vit-base-patch32", "clip", {}, {}, 512),
+        ("google/siglip-base-patch16-224", "siglip", {}, {}, None),
+        ("google/siglip2-base-patch16-224", "siglip", {"vocab_size": 256_000}, {}, None),
+        (
+            "openai/clip-vit-large-patch14",
+            "clip",
+            {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+            {
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "patch_size": 14,
+            },
+            768,
+        ),
+    ],
+)
+def test_weights_are_counted_in_the_architecture(name, kind, text, vision, width):
+    from transformers import AutoConfig, AutoModel
+
+    projection = {"projection_dim": width} if width else {}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **projection)
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    assert sum(each.numel() for each in model.parameters()) == KNOWN_MODELS[name].num_weights
+
+
 def test_every_known_model_has_its_facts():
     for name, model in KNOWN_MODELS.items():
         assert name == model.name
         assert model.dim > 0
         assert model.licence
         assert model.purpose
+        assert bool(model.num_weights) == (name != "gare-mini")
         assert all(language == MANY or len(language) == 2 for language in model.languages)
     assert languages_of("gare-mini") == ("en",)
     assert languages_of("runs/x", encoder="clip", source="openai/clip-vit-base-patch32") == ("en",)

@@ -94,7 +94,7 @@ def transformers_features(model: GARE) -> Callable[[Tensor], Tensor] | None:
     """`get_image_features` of a fresh transformers model with the same weights; None where it has no such."""
     encoder: Any = model.encoder
     architecture = dict(getattr(encoder.config, "architecture", None) or {})
-    if not architecture or encoder.image_format.fit.mode == "patches":
+    if not architecture:
         return None
     from transformers import AutoConfig, AutoModel
 
@@ -110,8 +110,11 @@ def transformers_features(model: GARE) -> Callable[[Tensor], Tensor] | None:
         return None
     theirs.eval().to(model.device)
 
+    is_patches = encoder.image_format.fit.mode == "patches"
+
     def features(pixels_NCHW: Tensor) -> Tensor:
-        output = theirs.get_image_features(pixel_values=pixels_NCHW)
+        inputs = encoder.tower_inputs(pixels_NCHW) if is_patches else {"pixel_values": pixels_NCHW}
+        output = theirs.get_image_features(**inputs)
         vectors_ND: Tensor = output if isinstance(output, Tensor) else output.pooler_output
         return vectors_ND
 

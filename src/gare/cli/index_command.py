@@ -31,7 +31,8 @@ _stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def index(
     dirs: Annotated[
-        list[str] | None, typer.Argument(help="Folders of videos, or single videos.", metavar="DIR")
+        list[str] | None,
+        typer.Argument(help="Folders of videos, single videos, s3://… or gs://….", metavar="DIR"),
     ] = None,
     library: Annotated[
         str | None,
@@ -74,11 +75,31 @@ def index(
     memory: Annotated[
         float, typer.Option(min=0.1, max=1e6, help="Memory limit of each decoding process, in GB.")
     ] = 2.0,
+    scratch: Annotated[
+        float,
+        typer.Option(min=0.01, max=1e6, help="Disk space for videos fetched from s3:// or gs://, in GB."),
+    ] = 16.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     watch: Annotated[
         float | None,
         typer.Option(min=0.1, max=1e6, help="Keep running; index changes every so many seconds."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Index on a Ray cluster: HOST:PORT, ray://HOST:PORT, auto, or local. See docs/scale.md.",
+        ),
+    ] = None,
+    on_interrupt: Annotated[
+        str, typer.Option(help="What Ctrl-C does with --ray: stop the run, or detach and leave it going.")
+    ] = "stop",
+    status: Annotated[
+        bool, typer.Option("--status", help="Only say how far the run on a cluster is.")
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Only stop the run on a cluster; the same command goes on with it.")
+    ] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Only list the files that failed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -98,8 +119,18 @@ def index(
         gare index ~/Videos --watch 30
 
         gare index ~/Videos --model runs/mine/best
+
+        gare index /mnt/archive --library s3://bucket/archive --ray head:6379
     """
     place = _find_library(dirs or [], library)
+    if status or stop:
+        from gare.cli.cluster_options import show_status, stop_run
+
+        return stop_run(place) if stop else show_status(place, as_json)
+    if ray is not None and watch is not None:
+        raise typer.BadParameter("does not go with --ray", param_hint="--watch")
+    if on_interrupt not in ("stop", "detach"):
+        raise typer.BadParameter("is stop or detach", param_hint="--on-interrupt")
     if failed:
         return _list_failed(place, as_json)
     if not dirs and model is None:
@@ -126,6 +157,7 @@ def index(
         retry_failed=retry_failed,
         prune=prune,
         keep_damaged=keep_damaged,
+        scratch_bytes=int(scratch * 1e9),
         settle_seconds=_SETTLE_S if watch else 0.0,
         limits=Limits(
             seconds=seconds,
@@ -147,7 +179,15 @@ def index(
                 f"{opened.store.stamp.name}",
                 markup=False,
             )
-        if watch is None:
+        if ray is not None:
+            from gare.cli.cluster_options import index_by_ray
+
+            report = index_by_ray(
+                opened, dirs, options, address=ray, device=device, detach=on_interrupt == "detach"
+            )
+            if report is not None:
+                _end(opened, dirs, report, as_json)
+        elif watch is None:
             _run(opened, dirs, options, as_json)
         else:
             _watch(opened, dirs, options, as_json, watch)
@@ -167,7 +207,11 @@ def _find_library(dirs: list[str], library: str | None) -> str:
 
 
 def _run(library: Library, dirs: list[str], options: IndexOptions, as_json: bool) -> None:
-    report = _index_once(library, dirs, options)
+    _end(library, dirs, _index_once(library, dirs, options), as_json)
+
+
+def _end(library: Library, dirs: list[str], report: IndexReport, as_json: bool) -> None:
+    """Print what a run did, and end with the code that says so."""
     _print_report(library, report, as_json)
     for message in report.skipped_roots.values():
         _warn(message)

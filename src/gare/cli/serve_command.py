@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from gare.cli.options import choose_device
 from gare.extras import require
 
 if TYPE_CHECKING:
+    from gare.library.library import Library
     from gare.serve.serve_options import ServeOptions
 
 _DRAIN_S = 10.0
@@ -66,6 +69,11 @@ def serve(
             help="Seconds after SIGTERM in which it answers but is not ready; default: 10 with --replica.",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Hold the cards of exact search on this Ray cluster: HOST:PORT, auto or local."),
+    ] = None,
+    shards: Annotated[int, typer.Option(min=1, help="With --ray: in how many parts.")] = 2,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Searches answered together; 1 switches that off.")] = 16,
     upload_mb: Annotated[
@@ -85,6 +93,8 @@ def serve(
         GARE_TOKEN=… gare serve --behind-proxy --trusted-host videos.example.org
 
         gare serve --library s3://bucket/videos --replica
+
+        gare serve --library s3://bucket/videos --ray 10.0.0.5:6379 --shards 8
     """
     require("serve", "gare serve")
     from gare.data.sandbox import probe_box
@@ -128,8 +138,22 @@ def serve(
         for repair in opened.store.repairs:
             _stderr.print(f"repaired: {repair}", style="yellow", markup=False)
         app = create_app(opened, options, model_name=model)
-        run(app, options, bound, lambda: _print_address(options, as_json))
+        with _shards_on(ray, opened, shards):
+            run(app, options, bound, lambda: _print_address(options, as_json))
     end_threads()
+
+
+@contextmanager
+def _shards_on(ray: str | None, library: Library, num_shards: int) -> Iterator[None]:
+    """Exact searches go to shards on a cluster, where one is named."""
+    if ray is None:
+        yield
+        return
+    from gare.cluster.ray_link import connected
+    from gare.cluster.sharded_search import sharded
+
+    with connected(ray, user="gare serve --ray", num_cpus=num_shards), sharded(library, num_shards):
+        yield
 
 
 def _print_address(options: ServeOptions, as_json: bool) -> None:

@@ -200,12 +200,14 @@ class TransformersEncoder(Encoder):
         return text_TD[:, None].expand(-1, num_words, -1)
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
-        if self.image_format.fit.mode == "patches":
-            inputs = split_patches(pixels_NCHW, self.image_format)
-        else:
-            inputs = {"pixel_values": pixels_NCHW}
-        features_NE: Tensor = _pooled(self._runner[0].get_image_features(**inputs))
+        features_NE: Tensor = _pooled(self._runner[0].get_image_features(**self.tower_inputs(pixels_NCHW)))
         return features_NE
+
+    def tower_inputs(self, pixels_NCHW: Tensor) -> dict[str, Tensor]:
+        """What `get_image_features` of the model takes."""
+        if self.image_format.fit.mode == "patches":
+            return split_patches(pixels_NCHW, self.image_format)
+        return {"pixel_values": pixels_NCHW}
 
     def project_images(self, features_NE: Tensor) -> Tensor:
         # Two dimensions: GroupViT has a batch norm in its projection.

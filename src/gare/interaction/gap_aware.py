@@ -333,11 +333,13 @@ class GapAware(Interaction):
     def bound_cards(self, video: VideoFeatures, dtype: torch.dtype = torch.float32) -> BoundCards | None:
         if self.config.query != "gap":
             return None  # the length of an increment is then a function of the pair that was not bounded
-        return self._bounds.ball_cards(video, dtype)
+        return self.bound_rules.ball_cards(video, dtype)
 
     def bounds(self, text: TextFeatures, cards: BoundCards) -> ScoreBounds:
         return (
-            super().bounds(text, cards) if self.config.query != "gap" else self._bounds.by_ball(text, cards)
+            super().bounds(text, cards)
+            if self.config.query != "gap"
+            else self.bound_rules.by_ball(text, cards)
         )
 
     @property
@@ -347,14 +349,32 @@ class GapAware(Interaction):
     def key_cards(
         self, video: VideoFeatures, cards: BoundCards, dtype: torch.dtype = torch.float32
     ) -> KeyCards | None:
-        return self._bounds.key_cards(video, cards, dtype) if self.has_keys else None
+        return self.bound_rules.key_cards(video, cards, dtype) if self.has_keys else None
 
     def key_bounds(self, text: TextFeatures, cards: BoundCards, keys: KeyCards) -> ScoreBounds:
-        return self._bounds.by_keys(text, cards, keys)
+        return self.bound_rules.by_keys(text, cards, keys)
 
     @property
-    def _bounds(self) -> GapAwareBounds:
+    def bound_rules(self) -> GapAwareBounds:
+        """How the scores of this interaction are bounded."""
         return GapAwareBounds(self.config, self.pooling, self.increment_net.weights())
+
+    @torch.no_grad()
+    def score_each(self, text: TextFeatures, video: VideoFeatures) -> Tensor:
+        """The score of each text with the video of its own place, [P]: what is left of a search, at once."""
+        video = self.pooling.without_padding(video)
+        frames_PFD, config = video.frames_VFD, self.config
+        weights_PF1 = self.pooling.weights(frames_PFD @ text.text_TD[..., None], video.mask_VF)
+        pooled_PD = (weights_PF1.mT @ frames_PFD).squeeze(1)
+        mean_PF = mean_weights(video.mask_VF, mask_frames=config.mask_frames, dtype=frames_PFD.dtype)
+        sign = 1 if config.gap_direction == "video_minus_text" else -1
+        gap_P1D = sign * (weighted_mean(frames_PFD, mean_PF) - text.text_TD)[:, None]
+        attended_PF = video.mask_VF if config.mask_frames else torch.ones_like(video.mask_VF)
+        net = self._folded or QueryFirst(self.increment_net.weights())
+        increment_PD = net(gap_P1D, frames_PFD, attended_PF).squeeze(1)
+        if config.corrected_side == "text":
+            return cosine(text.text_TD + increment_PD, pooled_PD)
+        return cosine(text.text_TD, pooled_PD + increment_PD)
 
     # --- analysis -------------------------------------------------------------------------------------------
 

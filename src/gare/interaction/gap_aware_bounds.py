@@ -74,7 +74,7 @@ class GapAwareBounds:
         pooled = self.pooling.pooled_balls(video, dtype)
         if self.config.context == "words":
             return BoundCards.join(pooled, None)
-        return BoundCards.join(pooled, self._increment_balls(*self._context(video), dtype))
+        return BoundCards.join(pooled, self._increment_balls(*self.context(video), dtype))
 
     def key_cards(self, video: VideoFeatures, cards: BoundCards, dtype: torch.dtype) -> KeyCards:
         """The keys of each video, beside the two vectors as they are stored."""
@@ -84,7 +84,7 @@ class GapAwareBounds:
         gap = GapCards.of(mean_VD, cards.pooled)
         if cards.increment is None:
             return KeyCards(gap, None)
-        keys = TokenKeys.fold(*self._context(video), self.net)
+        keys = TokenKeys.fold(*self.context(video), self.net)
         frames = FrameKeys(
             stored=StoredKeys.round(keys.key_OAD, dtype),
             key_mean_OA=torch.einsum("oad,od->oa", keys.key_OAD, mean_VD),
@@ -95,7 +95,7 @@ class GapAwareBounds:
         )
         return KeyCards(gap, frames)
 
-    def _context(self, video: VideoFeatures) -> tuple[Tensor, Tensor]:
+    def context(self, video: VideoFeatures) -> tuple[Tensor, Tensor]:
         """The frames that the net attends over, and which of them."""
         kept = self.pooling.without_padding(video)
         return kept.frames_VFD, video.mask_VF if self.config.mask_frames else torch.ones_like(video.mask_VF)
@@ -145,7 +145,7 @@ class GapAwareBounds:
 
     def _over_frames(self, text_TD: Tensor, cards: BoundCards, keys: FrameKeys, scale_TV: Interval) -> _Known:
         product_VAT, error_VAT = keys.stored.products(text_TD)
-        gap_VAT = self._sign * (keys.key_mean_OA[..., None] - product_VAT)
+        gap_VAT = self.sign * (keys.key_mean_OA[..., None] - product_VAT)
         logits_VAT, error_VAT = scaled_logits(gap_VAT, error_VAT, scale_TV.mT)
         found = pair_increments(logits_VAT + keys.bias_OA[..., None], error_VAT, keys.forms)
         assert cards.increment is not None
@@ -167,7 +167,7 @@ class GapAwareBounds:
         own_TA1 = torch.einsum("tad,td->ta", keys.key_OAD, text_TD)[..., None]
         product_TAV, error_TAV = _row_products(keys.key_OAD, pooled)
         error_TAV = error_TAV + keys.key_OAD.norm(dim=-1)[..., None] * gap.moved_O
-        logits_TAV, error_TAV = scaled_logits(self._sign * (product_TAV - own_TA1), error_TAV, scale_TV)
+        logits_TAV, error_TAV = scaled_logits(self.sign * (product_TAV - own_TA1), error_TAV, scale_TV)
         found = pair_increments(logits_TAV + keys.bias_OA[..., None], error_TAV, keys.forms)
         square, (with_text, with_pooled), radius = self._normalised(
             found.square_OP, [found.along(keys.row(text_TD)), _along_pooled(found, keys, pooled)], found
@@ -175,7 +175,8 @@ class GapAwareBounds:
         return _Known(square, with_text, with_pooled, radius)
 
     @property
-    def _sign(self) -> int:
+    def sign(self) -> int:
+        """Of the gap: video minus text, or text minus video."""
         return 1 if self.config.gap_direction == "video_minus_text" else -1
 
     def _normalised(

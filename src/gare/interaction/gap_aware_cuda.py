@@ -86,27 +86,26 @@ def _step_of(dim: int, most: int) -> int:
 # --- which shapes are tried ---------------------------------------------------------------------------------
 
 
-def _configs() -> list[triton.Config]:
-    """Tiles: TEXTS rows, COLUMNS of keys, and as many of atoms and of frames, STEP numbers of D at a time."""
+MANY = [
+    (128, 64, 64, 8, 3),
+    (128, 64, 32, 8, 4),
+    (64, 64, 64, 4, 3),
+    (64, 64, 32, 4, 4),
+    (64, 128, 64, 8, 3),
+    (128, 32, 64, 4, 3),
+]
+FEW = [(16, 64, 64, 4, 4), (16, 64, 128, 4, 3), (16, 32, 128, 4, 4), (16, 128, 64, 4, 4), (16, 128, 64, 8, 4)]
+"""Shapes for many texts, and for few: rows of texts, columns of keys (as many of atoms and of frames),
+numbers of D at a time, warps, stages."""
+
+
+def configs(shapes: list[tuple[int, int, int, int, int]]) -> list[triton.Config]:
+    """Shapes that are timed once for each kind of card; the fastest is remembered on this machine."""
     if os.environ.get("TRITON_INTERPRET") == "1":  # nothing to time
         return [triton.Config({"TEXTS": 64, "COLUMNS": 32, "STEP": 32})]
-    many = [
-        (128, 64, 64, 8, 3),
-        (128, 64, 32, 8, 4),
-        (64, 64, 64, 4, 3),
-        (64, 128, 64, 8, 3),
-        (128, 128, 32, 8, 3),
-    ]
-    few = [
-        (16, 64, 64, 4, 4),
-        (16, 64, 128, 4, 3),
-        (16, 32, 128, 4, 4),
-        (16, 128, 64, 4, 4),
-        (16, 128, 64, 8, 4),
-    ]
     return [
         triton.Config({"TEXTS": texts, "COLUMNS": columns, "STEP": step}, num_warps=warps, num_stages=stages)
-        for texts, columns, step, warps, stages in many + few
+        for texts, columns, step, warps, stages in shapes
     ]
 
 
@@ -180,7 +179,7 @@ def _form(
 
 
 @triton.autotune(
-    _configs(),
+    configs(MANY + FEW),
     key=["DIM", "FRAMES", "HEADS", "FEW", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
     cache_results=True,

@@ -42,10 +42,10 @@ class IncrementWeights:
     num_heads: int
     eps: float
 
-    def to(self, dtype: torch.dtype) -> IncrementWeights:
-        """The same weights in another precision."""
+    def to(self, target: torch.dtype | torch.device) -> IncrementWeights:
+        """The same weights in another precision, or on another device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("num_heads", "eps")}
-        return replace(self, **{name: tensor.to(dtype) for name, tensor in tensors.items()})
+        return replace(self, **{name: tensor.to(target) for name, tensor in tensors.items()})
 
 
 class CrossAttention(nn.Module):

@@ -24,6 +24,7 @@ from gare.library.index.commit import delete_items
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
 from gare.library.index.index_run import IndexOptions, index_folders
 from gare.library.model_change import change_to, encode_again, num_behind
+from gare.library.search.exact_search import ExactSearch
 from gare.library.search.search_hit import Hits
 from gare.library.search.search_request import By, SearchRequest
 from gare.library.search.searcher import Searcher
@@ -87,6 +88,7 @@ class Library:
         self._open = OpenSet(set_name(store.stamp), store, model, self._load_model)
         self._given = None if model is None else (self._open.name, model)
         self._is_pinned = is_pinned
+        self._exact_search: Callable[[Searcher], ExactSearch] | None = None
         self._wanted: tuple[str, GARE] | None = None
         self._following = threading.RLock()
         self._looked = time.monotonic()
@@ -197,6 +199,15 @@ class Library:
         """What searches the current vectors; it loads the model. One search should use one searcher."""
         return self._open.searcher
 
+    def search_exactly_with(self, exact_search: Callable[[Searcher], ExactSearch] | None) -> None:
+        """Exact searches go elsewhere from now on, such as to `gare.cluster.sharded_search`; None: back here.
+
+        Searches that are under way end as they began.
+        """
+        with self._following:
+            self._exact_search = exact_search
+            self._open = self._open.searching_with(exact_search)
+
     @property
     def has_given_model(self) -> bool:
         """Whether the current vectors are those of the model that the library was opened with."""
@@ -291,7 +302,13 @@ class Library:
             self._looked = time.monotonic()
             if self._is_pinned or name == self._open.name:
                 return False
-            opened = OpenSet(name, self._sets.open(name, fresh=True), None, self._load_model)
+            opened = OpenSet(
+                name,
+                self._sets.open(name, fresh=True),
+                None,
+                self._load_model,
+                exact_search=self._exact_search,
+            )
             if self._open.is_loaded:
                 opened.searcher.encoder.texts.get(["a warm-up"])
             self._open = opened

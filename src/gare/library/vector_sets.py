@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gare.errors import LibraryError, MissingLibraryError
+from gare.library.search.exact_search import ExactSearch
 from gare.library.search.searcher import Searcher
 from gare.library.store import ModelStamp, Store
 from gare.model import GARE
@@ -54,9 +55,17 @@ class OpenSet:
         load: finds the model of a stamp.
     """
 
-    def __init__(self, name: str, store: Store, model: GARE | None, load: Callable[[Store], GARE]) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        model: GARE | None,
+        load: Callable[[Store], GARE],
+        *,
+        exact_search: Callable[[Searcher], ExactSearch] | None = None,
+    ) -> None:
         self.name, self.store = name, store
-        self._model, self._load = model, load
+        self._model, self._load, self._exact_search = model, load, exact_search
 
     @cached_property
     def model(self) -> GARE:
@@ -64,7 +73,12 @@ class OpenSet:
 
     @cached_property
     def searcher(self) -> Searcher:
-        return Searcher(self.store, self.model)
+        return Searcher(self.store, self.model, exact_search=self._exact_search)
+
+    def searching_with(self, exact_search: Callable[[Searcher], ExactSearch] | None) -> OpenSet:
+        """The same set with other exact searches; a model that is loaded is used again."""
+        model = self.model if "model" in vars(self) else self._model
+        return OpenSet(self.name, self.store, model, self._load, exact_search=exact_search)
 
     @property
     def is_loaded(self) -> bool:

@@ -26,6 +26,8 @@ class KnownModel:
     """As its card or its repository says."""
     purpose: str
     """What its texts and pictures were."""
+    num_weights: int | None = None
+    """Counted in its architecture; None for what comes with gare, whose files tell."""
 
     def reads(self, language: str) -> bool:
         """Whether texts in a language were among those it was trained with."""
@@ -48,6 +50,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             ("en",),
             "MIT (its repository; the card names none)",
             "English captions of pictures from the web; 224 pixels, patches of 32",
+            151_277_313,
         ),
         KnownModel(
             "openai/clip-vit-large-patch14",
@@ -55,6 +58,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             ("en",),
             "MIT (its repository; the card names none)",
             "English captions of pictures from the web; 224 pixels, patches of 14",
+            427_616_513,
         ),
         KnownModel(
             "google/siglip-base-patch16-224",
@@ -62,6 +66,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             ("en",),
             "Apache-2.0",
             "English captions of pictures from the web (WebLI); 224 pixels, patches of 16",
+            203_155_970,
         ),
         KnownModel(
             "google/siglip2-base-patch16-224",
@@ -69,6 +74,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             (MANY,),
             "Apache-2.0",
             "captions in many languages (WebLI); 224 pixels, patches of 16",
+            375_187_970,
         ),
         KnownModel(
             "google/siglip-base-patch16-256-multilingual",
@@ -76,6 +82,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             (MANY,),
             "Apache-2.0",
             "captions in many languages (WebLI); 256 pixels, patches of 16",
+            370_626_050,
         ),
         KnownModel(
             "facebook/metaclip-2-worldwide-huge-quickgelu",
@@ -83,6 +90,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             (MANY,),
             "CC-BY-NC-4.0",
             "captions in many languages; not for commercial use; large: ViT-H/14",
+            1_858_783_745,
         ),
         KnownModel(
             "BAAI/AltCLIP",
@@ -90,6 +98,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             ("en", "zh"),
             "CreativeML Open RAIL-M",
             "captions in English and Chinese; the image tower of CLIP ViT-L/14",
+            864_186_113,
         ),
         KnownModel(
             "OFA-Sys/chinese-clip-vit-base-patch16",
@@ -97,6 +106,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = {
             ("zh",),
             "see its card",
             "captions in Chinese; 224 pixels, patches of 16",
+            188_262_913,
         ),
     )
 }

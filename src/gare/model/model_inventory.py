@@ -67,7 +67,15 @@ def list_models() -> list[ListedModel]:
     found = [*_in_the_box(speeds), *own, *_in_the_cache(speeds)]
     names = {model.name for model in found}
     found += [
-        ListedModel(known.name, "hub", known.dim, known.languages, known.licence, known.purpose)
+        ListedModel(
+            known.name,
+            "hub",
+            known.dim,
+            known.languages,
+            known.licence,
+            known.purpose,
+            memory_bytes=_BYTES_A_NUMBER * known.num_weights if known.num_weights else None,
+        )
         for known in KNOWN_MODELS.values()
         if known.name not in names and known.name not in SHIPPED
     ]

@@ -114,6 +114,10 @@ class Results(BaseModel):
     certificate: Certificate | None = Field(
         default=None, description="The proof that no other item belongs among the hits, where there is one."
     )
+    partial: bool = Field(default=False, description="Items were left out: a shard did not answer.")
+    missing: list[str] = Field(
+        default=[], description="Ranges of item ids that were left out, as FIRST-LAST; LAST is not in it."
+    )
     upload: str | None = Field(
         default=None, description="Name of the upload, for `upload=` in later searches."
     )

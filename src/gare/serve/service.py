@@ -123,9 +123,11 @@ class Service:
             next_offset=request.reach if has_more else None,
             library_size=await self.count(),
             certificate=None if hits.certificate is None else schemas.Certificate(**vars(hits.certificate)),
+            partial=hits.partial,
+            missing=list(hits.missing),
             took_ms=round(1000 * (time.perf_counter() - started), 2),
             upload=upload,
-            notices=self.library.searcher.notices(request),
+            notices=[*self.library.searcher.notices(request), *_notice_of(hits)],
         )
 
     async def hits(self, request: SearchRequest, *, upload: str | None = None) -> Hits:
@@ -283,6 +285,13 @@ class Service:
 
 
 _LAST_OFFSET = schemas.MOST_REACHED - schemas.MOST_SHOWN
+
+
+def _notice_of(hits: Hits) -> list[str]:
+    if not hits.partial:
+        return []
+    ranges = ", ".join(hits.missing)
+    return [f"These hits are not complete: shards did not answer ({ranges}). Search again in a minute."]
 
 
 async def get_service(request: Request) -> Service:  # a plain function would be sent to another thread

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gare.errors import LibraryError
 from gare.library.check.check_report import Finding
 from gare.library.index.commit import recipe_of
+from gare.library.index.object_files import is_remote
 from gare.library.index.segment import parse_segmentation
 from gare.library.search.stage1 import AUDIT_NOTE
 from gare.library.store import Store
@@ -195,9 +196,9 @@ def is_good_note(name: str, value: str) -> bool:
 
 
 def find_file_changes(rows: LibraryRows) -> Iterator[Finding]:
-    """Compare the ledger with the files on the disk, by size and date."""
+    """Compare the ledger with the files on the disk, by size and date; objects are left out."""
     for path, known in rows.ledger.items():
-        if known.state != "indexed" or known.is_unfinished:
+        if known.state != "indexed" or known.is_unfinished or is_remote(path):
             continue
         try:
             status = os.stat(path)

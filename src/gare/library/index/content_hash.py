@@ -7,9 +7,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
+from gare.library.index.object_files import Scratch, is_remote
 from gare.library.index.scan import FoundFile, Identity, file_identity
 
 DIGEST_BYTES = 16
@@ -27,6 +28,8 @@ class Hashed:
     identity: Identity
     is_steady: bool
     """It did not change while it was read."""
+    local: str = ""
+    """Where the bytes are, of a file on object storage: a copy that is to be released."""
 
 
 def hash_file(path: str, is_cancelled: Callable[[], bool] = lambda: False) -> Hashed:
@@ -44,9 +47,14 @@ def hash_file(path: str, is_cancelled: Callable[[], bool] = lambda: False) -> Ha
 
 
 class HashQueue:
-    """Gives files with their hash in the order they are ready: a huge file does not hold up small ones."""
+    """Gives files with their hash in the order they are ready: a huge file does not hold up small ones.
 
-    def __init__(self, files: Iterable[FoundFile]) -> None:
+    Args:
+        scratch: where objects are fetched to.
+    """
+
+    def __init__(self, files: Iterable[FoundFile], scratch: Scratch | None = None) -> None:
+        self._scratch = scratch or Scratch()
         self._waiting = deque(files)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gare-hash")
         self._running: dict[Future[Hashed], FoundFile] = {}
@@ -78,9 +86,16 @@ class HashQueue:
     def close(self) -> None:
         """Stop at once, even in the middle of a huge file: Python does not end before its threads do."""
         self._closed.set()
+        self._scratch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < _AHEAD:
             file = self._waiting.popleft()
-            self._running[self._pool.submit(hash_file, file.path, self._closed.is_set)] = file
+            self._running[self._pool.submit(self._hash, file)] = file
+
+    def _hash(self, file: FoundFile) -> Hashed:
+        if not is_remote(file.path):
+            return hash_file(file.path, self._closed.is_set)
+        place = self._scratch.fetch(file)
+        return replace(hash_file(place, self._closed.is_set), local=place)

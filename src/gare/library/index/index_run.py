@@ -26,8 +26,9 @@ from gare.library.index.encode_segments import EncodedItem, EncodeQueue
 from gare.library.index.extract import Job, Message, extract
 from gare.library.index.extract_task import Changed, Extracted, ExtractTask, Segment
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
+from gare.library.index.object_files import SCRATCH_BYTES, Scratch, Unreachable, scan_sources
 from gare.library.index.plan import Known, Plan, check_roots, make_plan, read_ledger
-from gare.library.index.scan import FoundFile, Scan, explain, printable, scan_folders
+from gare.library.index.scan import FoundFile, Scan, explain, printable
 from gare.library.index.segment import Segmentation, default_segmentation, parse_segmentation
 from gare.library.store import Store
 from gare.library.store.store_protocol import damaged_library
@@ -72,6 +73,8 @@ class IndexOptions:
     """Leave files alone that changed within so many seconds: they may still be written."""
     commit_seconds: float = 5.0
     """Seconds of work that a crash may cost."""
+    scratch_bytes: int = SCRATCH_BYTES
+    """What objects in work may take of the disk."""
     limits: Limits = field(default_factory=Limits)
     """What each decoding process may use."""
 
@@ -151,7 +154,7 @@ def plan_folders(
     ledger = read_ledger(store)
     known = {**(only or {}), **ledger}
     checked = check_roots([os.fspath(root) for root in roots], known, prune=options.prune)
-    scan = scan_folders(
+    scan = scan_sources(
         checked.usable, exclude=options.exclude, hidden=options.hidden, skip=[store.uri, *skip]
     )
     if only is not None:
@@ -190,8 +193,9 @@ def index_planned(
     """
     wanted, split = model.encoder.image_format, parse_segmentation(segmentation)
     job = Job("", split, model.config.num_frames, wanted.size, wanted.fit, options.keep_damaged)
+    scratch = Scratch(options.scratch_bytes)
     run = _IndexRun(
-        store, model, plan, job, options.tags, options.commit_seconds, on_progress, options.limits
+        store, model, plan, job, options.tags, options.commit_seconds, on_progress, options.limits, scratch
     )
     run.note_problems()
     if plan.files:
@@ -251,7 +255,8 @@ def encode_again(
         plan = Plan(changed=list(files))
         limits = limits or Limits()
         seconds = IndexOptions.commit_seconds
-        run = _IndexRun(store, model, plan, job, (), seconds, on_progress, limits, kept=kept)
+        scratch = Scratch()
+        run = _IndexRun(store, model, plan, job, (), seconds, on_progress, limits, scratch, kept=kept)
         workers = min(num_workers or os.cpu_count() or 1, max(len(files), 1))
         if files:
             _work(run, plan.files, workers, limits, extract, interrupted.is_set)
@@ -268,7 +273,7 @@ def _work(
     is_interrupted: Callable[[], bool],
 ) -> None:
     """Work until all files are done: hash in threads, decode in processes, do the rest here, in turn."""
-    hashes = HashQueue(files)
+    hashes = HashQueue(files, run.scratch)
     pool: WorkerPool[Job, Extracted] = WorkerPool(extractor, num_workers, task=ExtractTask, limits=limits)
     try:
         while (hashes or pool.unfinished or run.is_busy) and not is_interrupted():
@@ -363,6 +368,8 @@ class _FileInWork:
 
     file: FoundFile
     content: str
+    place: str
+    """Where its bytes are: its path, or that of a copy."""
     encoded: list[tuple[str, EncodedItem]] = field(default_factory=list)
     """Its items so far, each with the key of its frames."""
     num_waiting: int = 0
@@ -382,9 +389,11 @@ class _IndexRun:
         commit_seconds: float,
         on_progress: Callable[[IndexProgress], None],
         limits: Limits,
+        scratch: Scratch,
         kept: Mapping[str, Kept] | None = None,
     ) -> None:
         self._limits = limits
+        self.scratch = scratch
         self._kept = kept or {}
         self._is_repair = kept is not None
         self.report = IndexReport(unchanged=plan.num_unchanged, failed_before=len(plan.failed_before))
@@ -426,17 +435,21 @@ class _IndexRun:
 
     def take_hashed(self, file: FoundFile, hashed: Hashed | OSError) -> None:
         """A file's content is known: copy rows that the library has of it, or decode the file."""
+        if isinstance(hashed, Unreachable):
+            return self._note_failure(FileFailure(file.path, "unreachable", str(hashed)))
         if isinstance(hashed, OSError):
             return self._fail(file, "", Failure(*explain(hashed)))
         if not hashed.is_steady:
             return self._read_again(file)
-        # The ledger is to know the file that was hashed; the scan may have seen another one.
-        _, _, size, mtime_ns, _ = hashed.identity
-        file = replace(file, size=size, mtime_ns=mtime_ns)
+        if not hashed.local:
+            # The ledger is to know the file that was hashed; the scan may have seen another one.
+            _, _, size, mtime_ns, _ = hashed.identity
+            file = replace(file, size=size, mtime_ns=mtime_ns)
         if hashed.content in self._contents:
             self._twins.append((file, hashed))
         elif not self._copy(file, hashed.content):
-            self._decode(file, hashed)
+            return self._decode(file, hashed)
+        self._release(hashed.local)
 
     def pop_jobs(self) -> list[Job]:
         """The files to decode now."""
@@ -489,7 +502,8 @@ class _IndexRun:
                 if hashed.content in self._failed_contents:
                     self._fail(file, hashed.content, self._failed_contents[hashed.content])
                 elif not self._copy(file, hashed.content):
-                    self._decode(file, hashed)
+                    # A copy of an object was released while its twin was decoded.
+                    self._changed.append(file) if hashed.local else self._decode(file, hashed)
         if self._copies and (is_all_hashed or self._copies_are_due()):
             self._write_copies()
         self._writer.commit_if_due()
@@ -505,9 +519,15 @@ class _IndexRun:
     # --- what becomes of a file -----------------------------------------------------------------------------
 
     def _decode(self, file: FoundFile, hashed: Hashed) -> None:
+        place = hashed.local or file.path
         self._contents.add(hashed.content)
-        self._in_work[file.path] = _FileInWork(file, hashed.content)
-        self._jobs.append(replace(self._job, path=file.path, identity=hashed.identity))
+        self._in_work[place] = _FileInWork(file, hashed.content, place)
+        self._jobs.append(replace(self._job, path=place, identity=hashed.identity))
+
+    def _release(self, place: str) -> None:
+        """Remove the copy of an object, once its bytes are not needed any more."""
+        if place:
+            self.scratch.release(place)
 
     def _read_again(self, file: FoundFile) -> None:
         """The file changed while it was read. One that never holds still stays as it was for now."""
@@ -562,7 +582,8 @@ class _IndexRun:
     def _finish_if_complete(self, work: _FileInWork) -> None:
         if work.facts is None or work.num_waiting:
             return
-        del self._in_work[work.file.path]
+        del self._in_work[work.place]
+        self._release(work.place if work.place != work.file.path else "")
         self._contents.discard(work.content)  # from now on the catalogue knows it
         self._write_copies_of(work.file.path)
         tags = sorted({*self._tags, *self._kept_tags(work.file.path)})
@@ -594,7 +615,8 @@ class _IndexRun:
         self._fail(work.file, work.content, failure)
 
     def _let_go(self, work: _FileInWork) -> None:
-        del self._in_work[work.file.path]
+        del self._in_work[work.place]
+        self._release(work.place if work.place != work.file.path else "")
         self._queue.drop(work)
         self._writer.drop_frames({key for key, _ in work.encoded})
 

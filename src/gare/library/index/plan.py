@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gare.errors import LibraryError
+from gare.library.index.object_files import has_objects, is_remote, normal_source
 from gare.library.index.scan import FoundFile, Problem, Scan, is_below
 from gare.library.store import Store
 
@@ -82,9 +83,9 @@ def check_roots(roots: Sequence[str], ledger: Mapping[str, Known], *, prune: boo
     """Skip a root that had files and has none: a disk that is not mounted must not empty the library."""
     usable: list[str] = []
     skipped: dict[str, str] = {}
-    for root in dict.fromkeys(os.path.abspath(os.path.expanduser(root)) for root in roots):
+    for root in dict.fromkeys(map(normal_source, roots)):
         num_known = sum(is_below(path, root) for path in ledger)
-        exists = os.path.lexists(root)
+        exists = has_objects(root) if is_remote(root) else os.path.lexists(root)
         if not exists and not num_known:
             raise LibraryError(f"{root} does not exist; give a folder of videos, or a video")
         if prune or not num_known or (exists and not _is_empty_folder(root)):
@@ -115,7 +116,7 @@ def make_plan(
         elif (known.size, known.mtime_ns) != (file.size, file.mtime_ns):
             plan.changed.append(file)
         elif known.state == "failed":
-            again = retry_failed or (known.error_kind in _CHEAP_TO_RETRY and os.access(file.path, os.R_OK))
+            again = retry_failed or (known.error_kind in _CHEAP_TO_RETRY and _can_read(file.path))
             (plan.changed.append(file) if again else plan.failed_before.append(file.path))
         elif known.split != segmentation:
             plan.changed.append(file)
@@ -142,6 +143,10 @@ def _find_gone(scan: Scan, ledger: Iterable[str], roots: Sequence[str]) -> list[
         and any(is_below(path, root) for root in roots)
         and not any(is_below(path, folder) for folder in closed)
     ]
+
+
+def _can_read(path: str) -> bool:
+    return is_remote(path) or os.access(path, os.R_OK)
 
 
 def _is_empty_folder(path: str) -> bool:

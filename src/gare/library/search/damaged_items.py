@@ -44,6 +44,16 @@ class DamagedItems:
     def __len__(self) -> int:
         return len(self._found)
 
+    @property
+    def found(self) -> dict[str, str]:
+        """Why each of them is damaged, by id."""
+        with self._mutex:
+            return dict(self._found)
+
+    def note(self, found: Mapping[str, str]) -> None:
+        """Remember what another reader of the same items met."""
+        self._note(found)
+
     def warning(self) -> str | None:
         """What to tell whoever searched; None where nothing was left out."""
         with self._mutex:

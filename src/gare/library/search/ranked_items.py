@@ -62,6 +62,8 @@ class Ranking:
     explanations: list[Explanation | None] = field(default_factory=list)
     certificate: Certificate | None = None
     """The proof that no other item belongs among them; None where there is none."""
+    missing: tuple[str, ...] = ()
+    """Ranges of items that could not be searched, where a search is spread over several machines."""
 
     @classmethod
     def by_score(cls, items: ItemFrames, scores_V: Tensor) -> Ranking:

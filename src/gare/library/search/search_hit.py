@@ -104,10 +104,22 @@ class Certificate:
 class Hits(list[SearchHit]):
     """The hits of a search, best first."""
 
-    def __init__(self, hits: Iterable[SearchHit] = (), certificate: Certificate | None = None) -> None:
+    def __init__(
+        self,
+        hits: Iterable[SearchHit] = (),
+        certificate: Certificate | None = None,
+        missing: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(hits)
         self.certificate = certificate
         """The proof that no other item belongs among them; None where there is none."""
+        self.missing = missing
+        """Ranges of item ids that could not be searched: their shard is lost. It comes back."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether items were left out because a shard did not answer."""
+        return bool(self.missing)
 
 
 def make_hit(

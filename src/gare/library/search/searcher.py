@@ -6,7 +6,8 @@ Shapes: V items.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from gare.errors import DamagedLibraryError, QueryError
 from gare.library.filters import Filter
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
+from gare.library.search.exact_search import ExactSearch
 from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames, Span
 from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
 from gare.library.search.query_notices import language_notice
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MOST_CANDIDATES = 4096  # where few files fill the candidates with their moments
+_OF_A_FILE = 8  # candidates of each further file then
 _MARGIN = 64  # more than are wanted: a store multiplies in float32, in an order of its own
 
 
@@ -59,12 +62,19 @@ class Searcher:
     An item that is damaged is left out, and `damaged` knows of it: no score is given that is not exact.
     """
 
-    def __init__(self, store: Store, model: GARE) -> None:
+    def __init__(
+        self, store: Store, model: GARE, *, exact_search: Callable[[Searcher], ExactSearch] | None = None
+    ) -> None:
+        """`exact_search` makes what finds lists with a proof; default: in this process."""
         self.store, self.model = store, model
         self.damaged = DamagedItems(store)
         self.encoder = QueryEncoder(store, model, self.damaged)
         self.scorer = ExactScorer(model)
-        self.proven = ProvenSearch(store, model, self.scorer, self.damaged, cache_folder() / "bounds")
+        self.proven: ExactSearch
+        if exact_search is None:
+            self.proven = ProvenSearch(store, model, self.scorer, self.damaged, cache_folder() / "bounds")
+        else:
+            self.proven = exact_search(self)
 
     def search(self, request: SearchRequest) -> Hits:
         """The hits of one request, best first."""
@@ -105,7 +115,7 @@ class Searcher:
         choices, refined = self._fold(query, ranking, ranking.choose(request)[request.offset :])
         choices = choices[asked.offset - request.offset :][: asked.top]
         if not choices:
-            return replace(Ranking.nothing(), certificate=ranking.certificate)
+            return replace(Ranking.nothing(), certificate=ranking.certificate, missing=ranking.missing)
         places, own = list[int](), list[Choice]()
         for choice in choices:
             first = len(places)
@@ -119,6 +129,7 @@ class Searcher:
             hits,
             rows=list(range(len(places))),
             certificate=ranking.certificate,
+            missing=ranking.missing,
             frames=video,
             frame_scores=cosine_VF.tolist(),
             frame_weights=weight_VF.tolist(),
@@ -170,7 +181,9 @@ class Searcher:
         ids = list(dict.fromkeys(item for ranking in rankings for item in ranking.ids))
         # Without those deleted while we searched, and those that are damaged.
         facts = self.damaged.read_facts(ids, HIT_COLUMNS) if ids else {}
-        return [Hits(_make_hits(ranking, facts), ranking.certificate) for ranking in rankings]
+        return [
+            Hits(_make_hits(ranking, facts), ranking.certificate, ranking.missing) for ranking in rankings
+        ]
 
     def notices(self, request: SearchRequest) -> list[str]:
         """What to tell whoever asked, besides the hits: that damaged items were left out, that the model does
@@ -214,11 +227,32 @@ class Searcher:
         ranking = Ranking.by_score(items, self._scores(query, items.video, table))
         if len(found.ids) < wanted and not self.damaged:  # stage 1 had no more: every item was scored
             return replace(ranking, certificate=Certificate(len(found.ids), len(items)))
-        num_chosen = len(ranking.choose(request))
-        if num_chosen < request.reach and request.candidates is None and wanted < _MOST_CANDIDATES:
+        if request.candidates is None and wanted < _MOST_CANDIDATES and _is_short(ranking, request):
             # One long file may fill the candidates with its moments.
-            return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
+            if request.by == "moment":
+                return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
+            ranking = self._add_other_files(query, request, ranking)
         return replace(ranking, certificate=self._certify(query, request, found, ranking))
+
+    def _add_other_files(self, query: EncodedQuery, request: SearchRequest, ranking: Ranking) -> Ranking:
+        """The ranking with items of further files, if stage 1 finds any: moments of a film that has its best
+        ones already are not scored."""
+        more = self.store.search(query.stage1_E[None], _MOST_CANDIDATES, where=request.filter)[0].ids
+        paths = {row["id"]: row["path"] for row in self.store.fetch(more, ["id", "path"]).to_pylist()}
+        known, of_file, ids = {span.path for span in ranking.spans}, Counter[str](), list[str]()
+        for item in more:
+            path = paths.get(item)
+            if path is not None and path not in known and of_file[path] < _OF_A_FILE:
+                of_file[path] += 1
+                ids.append(item)
+        if not ids:
+            return ranking
+        table = self.damaged.read_vectors(ids, self._columns)
+        if not len(table):
+            return ranking
+        items = ItemFrames.of(table, self.model)
+        other = Ranking.by_score(items, self._scores(query, items.video, table))
+        return ranking.merged(other, keep=len(ranking) + len(other))
 
     def _certify(
         self, query: EncodedQuery, request: SearchRequest, found: StoreHits, ranking: Ranking
@@ -344,6 +378,12 @@ class Searcher:
             Explanation(ranks[names[place]], plain_ranks[names[place]], float(plain_V[place]), radius)
             for place, radius in zip(places, radii, strict=True)
         ]
+
+
+def _is_short(ranking: Ranking, request: SearchRequest) -> bool:
+    """Whether more candidates could give more hits."""
+    is_enough = request.min_score is not None and ranking.scores[-1] < request.min_score
+    return not is_enough and len(ranking.choose(request)) < request.reach
 
 
 def _ranks(names: Sequence[str]) -> dict[str, int]:

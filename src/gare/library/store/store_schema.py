@@ -167,6 +167,12 @@ def check_same_model(uri: str, found: ModelStamp, expected: ModelStamp | None) -
         )
         if theirs != ours
     ]
+    if differences and found.name == expected.name:
+        raise LibraryError(
+            f"library {uri} was made by model '{found.name}' as it was before it changed: it has "
+            f"{'; '.join(differences)}. Encode the library again with 'gare index --model {expected.name}' "
+            "(Library.change_model in Python), or choose another --library for it."
+        )
     if differences:
         raise LibraryError(
             f"library {uri} was made by model '{found.name}', not by '{expected.name}': it has "

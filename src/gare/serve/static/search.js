@@ -266,8 +266,8 @@ async function openPlayer(id, { from = null, remember = true } = {}) {
   } catch { return; }
   if (mine.signal.aborted) return;  // gone back, or on, meanwhile
   $("#player-body").innerHTML = html;
+  if (!player.open) { opener = from; player.showModal(); }  // first: what is not shown has no size
   setUpVideo($("#player-body"), { onDeleted: (gone) => { results.querySelector(`[data-watch="${gone}"]`)?.closest(".card").remove(); closePlayer(); } });
-  if (!player.open) { opener = from; player.showModal(); }
   player.scrollTop = 0;
   if (remember) history.pushState({}, "", wanted.size ? `/watch/${id}?${wanted}` : `/watch/${id}`);
 }

@@ -1,0 +1,426 @@
+"""The first pass of exact search on a GPU (Triton): the most that a video can score, at the speed of memory.
+
+Two kernels. The first multiplies texts with the bytes of the cards and is done when they are read. The second
+has a thread for each pair, turns its few products into bounds, and keeps all else in registers. The names are
+those of `increment_keys.py`, which is the reference in float64; `resident_cards.py` says what differs. Every
+`ROUND` stands for what float32 may lose there.
+
+Imports Triton, so others import this file only when it can run. Shapes: T texts, V videos, S rows of a card,
+A atoms, D embedding.
+"""
+
+# ruff: noqa: RUF005 (a kernel cannot unpack a tuple)
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gare.interaction.resident_cards import (
+    EXTRA_ROWS,
+    FORM_ROUNDING,
+    NUM_NUMBERS,
+    NUM_ROWS,
+    ROUND,
+    ResidentCards,
+    TextPlanes,
+)
+
+_TEXTS = 16  # the fewest rows that tensor cores multiply
+
+
+def bounds_of(
+    text: TextPlanes, cards: ResidentCards, *, corrects_text: bool, sign: int, temperature: float | None
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds of all scores, each [T, V] in float32.
+
+    Args:
+        temperature: of the text-conditioned pooling; None for the mean of the frames.
+    """
+    num_texts, _, dim = text.planes_T2D.shape
+    num_videos, num_atoms = len(cards), cards.num_frames * cards.num_heads
+    options: dict[str, Any] = {"dtype": torch.float32, "device": text.planes_T2D.device}
+    product_STV = torch.empty(num_atoms + EXTRA_ROWS, num_texts, num_videos, **options)
+    lower_TV, upper_TV = (torch.empty(num_texts, num_videos, **options) for _ in range(2))
+    numbers_KV = cards.numbers_VK.mT
+    if numbers_KV.stride(1) != 1:
+        numbers_KV = numbers_KV.contiguous()
+    text_blocks = triton.cdiv(num_texts, _TEXTS)
+    _product_kernel[lambda meta: (triton.cdiv(num_videos, meta["VIDEOS"]) * text_blocks,)](
+        text.planes_T2D,
+        cards.high_VSD,
+        cards.high_VSD if cards.low_VAD is None else cards.low_VAD,
+        product_STV,
+        num_texts,
+        num_videos,
+        DIM=dim,
+        ATOMS=num_atoms,
+        WIDTH=max(16, triton.next_power_of_2(num_atoms + EXTRA_ROWS)),
+        WIDE_KEYS=cards.low_VAD is not None,
+        TEXTS=_TEXTS,
+    )
+    _bounds_kernel[lambda meta: (triton.cdiv(num_videos, meta["VIDEOS"]) * text_blocks,)](
+        product_STV,
+        text.numbers_T6,
+        numbers_KV,
+        cards.shared_K,
+        lower_TV,
+        upper_TV,
+        num_texts,
+        num_videos,
+        numbers_KV.stride(0),
+        0.0 if temperature is None else 1 / temperature,
+        DIM=dim,
+        FRAMES=cards.num_frames,
+        HEADS=cards.num_heads,
+        SIGN=float(sign),
+        CORRECTS_TEXT=corrects_text,
+        POOL_MEAN=temperature is None,
+        ROWS=NUM_ROWS,
+        NUMBERS=NUM_NUMBERS,
+        ROUND=ROUND,
+        FORM=FORM_ROUNDING,
+        TEXTS=_TEXTS,
+    )
+    return lower_TV, upper_TV
+
+
+def gather_rows(table_VN: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a table in pinned main memory, on the device of `rows`: a GPU reads them where they are."""
+    size = table_VN.shape[1]
+    found = torch.empty(len(rows), size, dtype=table_VN.dtype, device=rows.device)
+    if len(rows):
+        _gather_kernel[(len(rows),)](table_VN, rows, found, size, STEP=2048)
+    return found
+
+
+@triton.jit
+def _gather_kernel(table_ptr, rows_ptr, found_ptr, size, STEP: tl.constexpr):
+    row, place = tl.load(rows_ptr + tl.program_id(0)), tl.program_id(0).to(tl.int64)
+    for first in range(0, size, STEP):
+        n = first + tl.arange(0, STEP)
+        value = tl.load(table_ptr + row * size + n, mask=n < size, other=0)
+        tl.store(found_ptr + place * size + n, value, mask=n < size)
+
+
+def _configs(names: tuple[str, ...], shapes: list[tuple[int, ...]]) -> list[triton.Config]:
+    """Shapes to be timed once: the values of `names`, warps, stages."""
+    if os.environ.get("TRITON_INTERPRET") == "1":  # nothing to time
+        shapes = shapes[:1]
+    return [
+        triton.Config(dict(zip(names, shape, strict=False)), num_warps=shape[-2], num_stages=shape[-1])
+        for shape in shapes
+    ]
+
+
+_PRODUCT_CONFIGS = _configs(
+    ("VIDEOS", "STEP"),
+    [
+        (8, 128, 4, 3),
+        (8, 128, 4, 4),
+        (8, 256, 4, 2),
+        (8, 256, 4, 3),
+        (4, 256, 4, 3),
+        (8, 64, 4, 5),
+        (16, 128, 8, 3),
+    ],
+)
+_BOUNDS_CONFIGS = _configs(("VIDEOS",), [(32, 8, 1)])  # 3,000 lines of unrolled code: one shape is compiled
+
+
+@triton.autotune(_PRODUCT_CONFIGS, key=["DIM", "WIDTH", "WIDE_KEYS"], cache_results=True)
+@triton.jit
+def _product_kernel(
+    text_ptr, high_ptr, low_ptr, product_ptr, num_texts, num_videos, DIM: tl.constexpr, ATOMS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """Texts are rows; keys and the two vectors of a video are columns. Sums of products are exact."""
+    num_blocks = tl.cdiv(num_texts, TEXTS)
+    t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
+    c = tl.arange(0, VIDEOS * WIDTH)
+    video = ((tl.program_id(0) // num_blocks) * VIDEOS + c // WIDTH).to(tl.int64)
+    place = c % WIDTH
+    in_t, in_v = t < num_texts, video < num_videos
+    is_row, is_atom = in_v & (place < ATOMS + 4), in_v & (place < ATOMS)
+
+    high = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
+    low = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
+    key_high = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
+    key_low = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
+    text_row = text_ptr + t.to(tl.int64)[:, None] * (2 * DIM)
+    card = high_ptr + (video * (ATOMS + 4) + place)[None, :] * DIM
+    card_low = low_ptr + (video * ATOMS + place)[None, :] * DIM
+    for first in range(0, DIM, STEP):
+        d = first + tl.arange(0, STEP)
+        in_text, in_rows, in_keys = in_t[:, None], is_row[None, :], is_atom[None, :]
+        if DIM % STEP != 0:
+            in_text, in_rows = in_text & (d < DIM)[None, :], in_rows & (d < DIM)[:, None]
+            in_keys = in_keys & (d < DIM)[:, None]
+        text_high = tl.load(text_row + d[None, :], mask=in_text, other=0)
+        text_low = tl.load(text_row + DIM + d[None, :], mask=in_text, other=0)
+        rows = tl.load(card + d[:, None], mask=in_rows, other=0)
+        high = tl.dot(text_high, rows, high, out_dtype=tl.int32)
+        low = tl.dot(text_low, rows, low, out_dtype=tl.int32)
+        if WIDE_KEYS:
+            keys = tl.load(card_low + d[:, None], mask=in_keys, other=0)
+            key_high = tl.dot(text_high, keys, key_high, out_dtype=tl.int32)
+            key_low = tl.dot(text_low, keys, key_low, out_dtype=tl.int32)
+    product = high.to(tl.float32) * 256 + low.to(tl.float32)
+    if WIDE_KEYS:
+        key_product = product * 256 + (key_high.to(tl.float32) * 256 + key_low.to(tl.float32))
+        product = tl.where(is_atom[None, :], key_product, product)
+    cell = (place[None, :] * num_texts + t[:, None]) * tl.cast(num_videos, tl.int64) + video[None, :]
+    tl.store(product_ptr + cell, product, mask=in_t[:, None] & is_row[None, :])
+
+
+@triton.jit
+def _along(ptr, capacity, in_pair, x, COUNT: tl.constexpr):
+    """The sum over the atoms of a row times x."""
+    total = x[0] * tl.load(ptr, mask=in_pair, other=0.0)
+    for a in tl.static_range(1, COUNT):
+        total += x[a] * tl.load(ptr + a * capacity, mask=in_pair, other=0.0)
+    return total
+
+
+@triton.jit
+def _quadratic(ptr, capacity, in_pair, x, COUNT: tl.constexpr):
+    """x · matrix · x, of whose matrix the lower triangle is kept."""
+    total = x[0] * x[0] * tl.load(ptr, mask=in_pair, other=0.0)
+    for i in tl.static_range(1, COUNT):
+        inner = x[i] * tl.load(ptr + (i * (i + 1) // 2 + i) * capacity, mask=in_pair, other=0.0)
+        for j in tl.static_range(i):
+            cell = ptr + (i * (i + 1) // 2 + j) * capacity
+            inner += 2 * x[j] * tl.load(cell, mask=in_pair, other=0.0)
+        total += x[i] * inner
+    return total
+
+
+@triton.jit
+def _number(ptr, place: tl.constexpr, capacity, in_pair):
+    """A number of each video."""
+    return tl.load(ptr + place * capacity, mask=in_pair, other=0.0)
+
+
+@triton.jit
+def _root(x):
+    return tl.sqrt(tl.maximum(x, 0.0))
+
+
+@triton.autotune(_BOUNDS_CONFIGS, key=["DIM", "FRAMES", "HEADS"], cache_results=True)
+@triton.jit
+def _bounds_kernel(
+    product_ptr, text_numbers_ptr, numbers_ptr, shared_ptr, lower_ptr, upper_ptr, num_texts, num_videos,
+    capacity, inverse_temperature, DIM: tl.constexpr, FRAMES: tl.constexpr, HEADS: tl.constexpr,
+    SIGN: tl.constexpr,
+    CORRECTS_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, ROWS: tl.constexpr, NUMBERS: tl.constexpr,
+    ROUND: tl.constexpr, FORM: tl.constexpr, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
+):  # fmt: skip
+    """TEXTS × VIDEOS pairs; tuples have a number of each pair for every atom."""
+    ATOMS: tl.constexpr = FRAMES * HEADS
+    num_blocks = tl.cdiv(num_texts, TEXTS)
+    t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
+    v = (tl.program_id(0) // num_blocks) * VIDEOS + tl.arange(0, VIDEOS)
+    in_pair = (t < num_texts)[:, None] & (v < num_videos)[None, :]
+    # What belongs to a text, or to a video, is read for each pair: all numbers of a pair are in one thread.
+    t = tl.broadcast_to(t[:, None], (TEXTS, VIDEOS))
+    v = tl.broadcast_to(v[None, :], (TEXTS, VIDEOS))
+    plane = num_texts * tl.cast(num_videos, tl.int64)
+    pair = t * tl.cast(num_videos, tl.int64) + v
+    capacity = tl.cast(capacity, tl.int64)
+    row = numbers_ptr + v
+    number = row + ROWS * ATOMS * capacity
+    form = number + (NUMBERS + 3 * HEADS) * capacity
+
+    text_number = text_numbers_ptr + 6 * t
+    text_scale = tl.load(text_number, mask=in_pair, other=0.0)
+    length = tl.load(text_number + 1, mask=in_pair, other=1.0)
+    text_variance = tl.load(text_number + 2, mask=in_pair, other=1.0)
+    level = tl.load(text_number + 3, mask=in_pair, other=0.0)
+    error = tl.load(text_number + 4, mask=in_pair, other=0.0)  # of a product, over a length
+
+    # Products with the two vectors, and what LayerNorm 1 divides the gap by.
+    extra = product_ptr + ATOMS * plane + pair
+    mean_high = tl.load(extra, mask=in_pair, other=0.0)
+    mean_low = tl.load(extra + plane, mask=in_pair, other=0.0)
+    even_high = tl.load(extra + 2 * plane, mask=in_pair, other=0.0)
+    even_low = tl.load(extra + 3 * plane, mask=in_pair, other=0.0)
+    text_mean = (mean_high * 256 + mean_low) * text_scale * _number(number, 0, capacity, in_pair)
+    text_even = (even_high * 256 + even_low) * text_scale * _number(number, 1, capacity, in_pair)
+    mean_length = _number(number, 7, capacity, in_pair)
+    mean_error = error * mean_length
+    own_variance, own_level = _number(number, 4, capacity, in_pair), _number(number, 5, capacity, in_pair)
+    variance = text_variance + own_variance - 2 * (text_mean / DIM - level * own_level)
+    slack = 2 / DIM * (mean_error + length * _number(number, 6, capacity, in_pair)) + ROUND * (
+        text_variance + own_variance + level * level + own_level * own_level
+    )
+    constant3 = tl.load(shared_ptr)
+    scaled_sq = tl.load(shared_ptr + 1)
+    eps = tl.load(shared_ptr + 2)
+    root3 = tl.load(shared_ptr + 3)
+    root_scaled = tl.load(shared_ptr + 4)
+    scale_low = tl.rsqrt(tl.maximum(variance + slack, 0.0) + eps) * (1 - ROUND)
+    scale_high = tl.rsqrt(tl.maximum(variance - slack, 0.0) + eps) * (1 + ROUND)
+    scale = (scale_low + scale_high) / 2
+
+    # Logits, and how far they may be off.
+    logits = ()
+    largest = 0 * scale
+    for a in tl.static_range(ATOMS):
+        bias = _number(row, 2 * ATOMS + a, capacity, in_pair)
+        own = _number(row, ATOMS + a, capacity, in_pair)
+        key_scale = SIGN * _number(row, a, capacity, in_pair)
+        key_text = tl.load(product_ptr + a * plane + pair, mask=in_pair, other=0.0) * key_scale * text_scale
+        is_attended = bias > -1e30
+        logits = logits + (tl.where(is_attended, (own - key_text) * scale + bias, -1e38),)
+        largest = tl.maximum(largest, tl.where(is_attended, tl.abs(own) + tl.abs(key_text), 0.0))
+    key_error = length * _number(number, 2, capacity, in_pair) + error * _number(number, 3, capacity, in_pair)
+    away = (
+        key_error * scale_high
+        + largest * ((scale_high - scale_low) / 2 + 4 * ROUND * scale)
+        + 4 * ROUND * (1 + _number(number, 23, capacity, in_pair))
+    )
+
+    # Attention, head by head: its weights, and how much of them can lie elsewhere.
+    most2 = _number(number, 20, capacity, in_pair)
+    most3 = _number(number, 21, capacity, in_pair)
+    most = _number(number, 22, capacity, in_pair)
+    off2, off3, off = ROUND * most2 + 0 * scale, ROUND * most3 + 0 * scale, ROUND * most + 0 * scale
+    bounded = tl.minimum(away, 40.0)
+    grows = 2 * bounded * tl.exp(2 * bounded) * (1 + ROUND)  # at least e^2ε − 1
+    weights = ()
+    for head in tl.static_range(HEADS):
+        top = logits[head * FRAMES]
+        for f in tl.static_range(1, FRAMES):
+            top = tl.maximum(top, logits[head * FRAMES + f])
+        total = 0 * top
+        for f in tl.static_range(FRAMES):
+            weights = weights + (tl.exp(logits[head * FRAMES + f] - top),)
+            total += weights[head * FRAMES + f]
+        rest = tl.maximum(1 - 1 / total, 0.0) + ROUND  # the heaviest has weight 1 / total
+        few = rest * grows * tl.maximum(1 - rest, 0.0) / (1 + rest * grows)
+        at_most = tl.minimum(away / 2, 1.0)
+        is_few = (rest * (1 + tl.exp(bounded)) < 1) & (away <= 40)
+        moved = tl.where(is_few, tl.minimum(few, at_most), at_most) * (1 + ROUND) + 1e-28
+        off2 += moved * _number(number, NUMBERS + head, capacity, in_pair)
+        off3 += moved * _number(number, NUMBERS + HEADS + head, capacity, in_pair)
+        off += moved * _number(number, NUMBERS + 2 * HEADS + head, capacity, in_pair)
+        scaled = ()
+        for a in tl.static_range(head * FRAMES):
+            scaled = scaled + (weights[a],)
+        for f in tl.static_range(FRAMES):
+            scaled = scaled + (weights[head * FRAMES + f] / total,)
+        weights = scaled
+
+    # σ2 and N: computed, and between which two numbers they lie.
+    TRIANGLE: tl.constexpr = ATOMS * (ATOMS + 1) // 2
+    square2 = tl.maximum(_quadratic(form, capacity, in_pair, weights, ATOMS), 0.0)
+    low2 = tl.maximum(_root(square2 - FORM * most2 * most2) - off2, 0.0) * (1 - ROUND)
+    high2 = (_root(square2 + FORM * most2 * most2) + off2) * (1 + ROUND)
+    sigma2 = tl.sqrt(square2 + eps)
+    low2 = tl.sqrt(low2 * low2 + eps) * (1 - ROUND)
+    high2 = tl.sqrt(high2 * high2 + eps) * (1 + ROUND)
+    away2 = tl.maximum(high2 - sigma2, sigma2 - low2) + ROUND * sigma2
+    linear3 = _along(row + 3 * ATOMS * capacity, capacity, in_pair, weights, ATOMS)
+    square3 = _quadratic(form + TRIANGLE * capacity, capacity, in_pair, weights, ATOMS)
+    square3 = tl.maximum(square3 + sigma2 * (linear3 + sigma2 * constant3), 0.0)
+    off3 += root3 * away2
+    most3 = most3 + root3 * sigma2
+    low3 = tl.maximum(_root(square3 - FORM * most3 * most3) - off3, 0.0) * (1 - ROUND)
+    high3 = (_root(square3 + FORM * most3 * most3) + off3) * (1 + ROUND)
+    inverse = tl.rsqrt(tl.maximum(square3 + eps * sigma2 * sigma2, 1e-30))
+    inverse_high = tl.rsqrt(tl.maximum(low3 * low3 + eps * low2 * low2, 1e-30)) * (1 + ROUND)
+    inverse_low = tl.rsqrt(tl.maximum(high3 * high3 + eps * high2 * high2, 1e-30)) * (1 - ROUND)
+    share = sigma2 * inverse
+
+    # The increment, as far as it is from that at even attention.
+    even_y, even_share = _number(number, 13, capacity, in_pair), _number(number, 14, capacity, in_pair)
+    y = ()
+    size = 0 * scale
+    for a in tl.static_range(ATOMS):
+        is_attended = _number(row, 2 * ATOMS + a, capacity, in_pair) > -1e30
+        y = y + (weights[a] * inverse - tl.where(is_attended, even_y, 0.0),)
+        size += tl.abs(y[a])
+    more = share - even_share
+    size = size * most + tl.abs(more) * root_scaled
+    with_scaled = _along(row + 6 * ATOMS * capacity, capacity, in_pair, y, ATOMS)
+    apart_sq = _quadratic(form + 2 * TRIANGLE * capacity, capacity, in_pair, y, ATOMS)
+    apart_sq = tl.maximum(apart_sq + more * (2 * with_scaled + more * scaled_sq), 0.0)
+    apart = tl.sqrt(apart_sq + FORM * size * size) * (1 + ROUND)
+    reach = most * inverse + share * root_scaled + _number(number, 16, capacity, in_pair)
+    off += root_scaled * away2
+    turn = tl.maximum(inverse_high - inverse, inverse - inverse_low) + ROUND * inverse
+    image = (_number(number, 15, capacity, in_pair) + apart) / inverse
+    radius = (off * inverse_high + image * turn) * (1 + ROUND) + 4 * ROUND * reach
+
+    even_sq = _number(number, 12, capacity, in_pair)
+    even_length = tl.sqrt(even_sq)
+    along = _along(row + 4 * ATOMS * capacity, capacity, in_pair, y, ATOMS) + more * _number(
+        number, 17, capacity, in_pair
+    )
+    square = even_sq + 2 * along + apart_sq
+    square_error = 4 * ROUND * (even_sq + even_length * size) + FORM * size * size
+    pooled = _number(number, 19, capacity, in_pair) + more * _number(number, 18, capacity, in_pair)
+    pooled += _along(row + 5 * ATOMS * capacity, capacity, in_pair, y, ATOMS)
+    pooled_error = 4 * ROUND * mean_length * (even_length + size)
+    even_moved = _number(number, 11, capacity, in_pair)
+    text_error = error * (even_length + even_moved) + length * (apart + even_moved)
+
+    # How far from the mean frame the text can pool to.
+    pool_radius = _number(number, 8, capacity, in_pair) + 0 * scale
+    if not POOL_MEAN:
+        kappa = 2 * length * pool_radius * inverse_temperature
+        growth = (1 + tl.exp(tl.minimum(kappa, 20.0))) / 2  # at least (e^κ − 1) / κ
+        spread = _number(number, 9, capacity, in_pair) * length * inverse_temperature * growth * (1 + ROUND)
+        reach = tl.where(kappa < 20, spread + _number(number, 10, capacity, in_pair), pool_radius)
+        pool_radius = tl.minimum(pool_radius, reach)
+
+    # The cosine of two vectors in balls.
+    length_sq = tl.load(text_number + 5, mask=in_pair, other=1.0)
+    mean_sq = mean_length * mean_length
+    if CORRECTS_TEXT:
+        product_mid, product_error = text_mean + pooled, mean_error + pooled_error
+        left_sq = length_sq + 2 * text_even + square
+        left_error = 2 * text_error + square_error + 4 * ROUND * (length_sq + 2 * tl.abs(text_even) + even_sq)
+        right_sq, right_error = mean_sq + 0 * scale, 4 * ROUND * mean_sq + 0 * scale
+        left_radius, right_radius = radius, pool_radius
+    else:
+        product_mid, product_error = text_mean + text_even, mean_error + text_error
+        left_sq, left_error = length_sq + 0 * scale, 4 * ROUND * length_sq + 0 * scale
+        right_sq = mean_sq + 2 * pooled + square
+        right_error = 2 * pooled_error + square_error + 4 * ROUND * (mean_sq + 2 * tl.abs(pooled) + even_sq)
+        left_radius, right_radius = 0 * scale, radius + pool_radius
+    product_error += 4 * ROUND * (length * mean_length + tl.abs(product_mid))
+    least = 1e-12  # the square of LEAST_LENGTH
+    left_low = tl.sqrt(tl.maximum(left_sq - left_error, least)) * (1 - ROUND)
+    left_high = tl.sqrt(tl.maximum(left_sq + left_error, least)) * (1 + ROUND)
+    right_low = tl.sqrt(tl.maximum(right_sq - right_error, least)) * (1 - ROUND)
+    right_high = tl.sqrt(tl.maximum(right_sq + right_error, least)) * (1 + ROUND)
+    most_product, least_product = product_mid + product_error, product_mid - product_error
+    short, long = left_low * right_low, left_high * right_high
+    high_cosine = most_product / tl.where(most_product >= 0, short, long)
+    low_cosine = least_product / tl.where(least_product >= 0, long, short)
+    high_cosine = tl.minimum(high_cosine + 4 * ROUND, 1.0)
+    low_cosine = tl.maximum(low_cosine - 4 * ROUND, -1.0)
+
+    # Both balls as one angle from the origin, by its sine and cosine.
+    is_safe = (left_radius + 1e-6 < left_low) & (right_radius + 1e-6 < right_low)
+    left_sine = tl.minimum(left_radius / left_low * (1 + ROUND), 1.0)
+    right_sine = tl.minimum(right_radius / right_low * (1 + ROUND), 1.0)
+    left_cosine, right_cosine = _root(1 - left_sine * left_sine), _root(1 - right_sine * right_sine)
+    sine = left_sine * right_cosine + right_sine * left_cosine
+    cosine = left_cosine * right_cosine - left_sine * right_sine
+    upper = high_cosine * cosine + _root((1 - high_cosine) * (1 + high_cosine)) * sine + 8 * ROUND
+    lower = low_cosine * cosine - _root((1 - low_cosine) * (1 + low_cosine)) * sine - 8 * ROUND
+    upper = tl.where(is_safe & (high_cosine < cosine), tl.minimum(upper, 1.0), 1.0)
+    lower = tl.where(is_safe & (low_cosine > -cosine), tl.maximum(lower, -1.0), -1.0)
+    # What is not a number, after an overflow, is no bound.
+    upper = tl.where(upper == upper, upper, 1.0)
+    lower = tl.where(lower == lower, lower, -1.0)
+
+    tl.store(lower_ptr + pair, lower, mask=in_pair)
+    tl.store(upper_ptr + pair, upper, mask=in_pair)

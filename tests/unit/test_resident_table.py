@@ -1,0 +1,133 @@
+"""The table that a GPU holds, its kernels in Triton's interpreter: bounds hold, lists are the true ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from features import every_gap_aware, random_interaction, random_text, random_video, short
+from gare.interaction import GapAwareConfig, bounds_cuda, resident_table
+from gare.interaction.resident_cards import TextPlanes, make_resident
+from gare.interaction.resident_table import ResidentTable, can_reside
+
+CPU = torch.device("cpu")
+RESIDENT = [
+    config
+    for config in every_gap_aware(context="frames", query="gap", normalise=False)
+    if config.gap_direction == "video_minus_text" or config.pooling == "mean"
+]
+
+
+def videos_near_texts(generator, config, *, num_texts=5, num_videos=40, num_frames=5, dim=32, scale=1.0):
+    """Frames of a video resemble each other, and a text one of the videos."""
+    video = random_video(generator, num_videos, num_frames, dim)
+    video.frames_VFD.mul_(0.4).add_(torch.randn(num_videos, 1, dim, generator=generator, dtype=torch.float64))
+    video = video.to(torch.float16)  # as a store keeps them
+    text = random_text(generator, num_texts, 2, dim)
+    text.text_TD.mul_(0.7).add_(video.frames_VFD[:num_texts].double().mean(dim=1))
+    interaction = random_interaction(generator, config, dim)
+    with torch.no_grad():
+        for parameter in interaction.increment_net.parameters():
+            parameter.mul_(scale)
+    return text, video, interaction
+
+
+def true_lists(interaction, text, video, top):
+    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
+    return scores_TV.sort(dim=1, descending=True, stable=True).indices[:, :top].tolist()
+
+
+@pytest.mark.parametrize("wide_keys", [True, False])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("config", RESIDENT, ids=short)
+@torch.no_grad()
+def test_no_score_leaves_its_bounds(config, scale, wide_keys):
+    generator = torch.Generator().manual_seed(0)
+    config = replace(config, num_heads=2 if config.pooling == "mean" else 1)
+    text, video, interaction = videos_near_texts(generator, config, num_videos=9, scale=scale)
+    cards = make_resident(interaction.bound_rules, video, wide_keys=wide_keys)
+    lower_TV, upper_TV = bounds_cuda.bounds_of(
+        TextPlanes.round(text.text_TD),
+        cards,
+        corrects_text=config.corrected_side == "text",
+        sign=interaction.bound_rules.sign,
+        temperature=None if config.pooling == "mean" else config.pooling_temperature,
+    )
+    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
+    assert (lower_TV <= scores_TV).all()
+    assert (scores_TV <= upper_TV).all()
+
+
+@torch.no_grad()
+def test_bounds_are_nearly_as_narrow_as_in_float64():
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig())
+    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
+    planes = TextPlanes.round(text.text_TD)
+    lower_TV, upper_TV = bounds_cuda.bounds_of(planes, cards, corrects_text=True, sign=1, temperature=None)
+    balls = interaction.bound_cards(video, torch.float64)
+    keys = interaction.key_cards(video, balls, torch.int16)
+    exact = interaction.key_bounds(text, balls, keys)
+    assert (upper_TV - lower_TV).mean() < 1.2 * (exact.upper_TV - exact.lower_TV).mean() + 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.3, 10.0])
+@pytest.mark.parametrize("side", ["text", "video"])
+@torch.no_grad()
+def test_lists_are_those_of_scoring_everything_in_float64(side, scale, monkeypatch):
+    """In chunks on two devices, with videos that come and go, and more left than is scored at once."""
+    monkeypatch.setattr(resident_table, "CHUNK", 16)
+    monkeypatch.setattr(resident_table, "_MOST_LEFT", 60)
+    monkeypatch.setattr(resident_table, "_PAIRS_AT_ONCE", 7)
+    generator = torch.Generator().manual_seed(0)
+    config = GapAwareConfig(corrected_side=side, pooling="text_conditioned")
+    text, video, interaction = videos_near_texts(generator, config, scale=scale)
+    table = ResidentTable(interaction, [CPU, CPU])
+    assert table.add(video[:10]) == range(10)
+    assert table.add(video[10:]) == range(10, 40)
+    found = table.find(text, 3, video.__getitem__)
+    assert [one.rows for one in found] == true_lists(interaction, text, video, 3)
+    for one in found:
+        assert one.num_scored == 40 or one.next_bound < one.scores[-1] + 1e-6
+
+    gone = sorted({one.rows[0] for one in found})
+    table.remove(gone)
+    kept = [row for row in range(40) if row not in gone]
+    expected = true_lists(interaction, text, video[torch.tensor(kept)], 3)
+    again = table.find(text, 3, video.__getitem__)
+    assert [one.rows for one in again] == [[kept[row] for row in rows] for rows in expected]
+
+
+@torch.no_grad()
+def test_fewer_videos_than_are_wanted():
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(), num_videos=6)
+    table = ResidentTable(interaction, [CPU], wide_keys=False)
+    table.add(video)
+    table.remove([5])
+    found = table.find(text, 10, video.__getitem__)
+    assert [sorted(one.rows) for one in found] == [[0, 1, 2, 3, 4]] * 5
+
+
+def test_only_gare_over_frames_can_reside():
+    generator = torch.Generator().manual_seed(0)
+    assert can_reside(random_interaction(generator, GapAwareConfig(), 8))
+    for settings in ({"context": "words"}, {"query": "text"}, {"normalise": True}):
+        interaction = random_interaction(generator, GapAwareConfig(**settings), 8)
+        assert not can_reside(interaction)
+        with pytest.raises(ValueError, match="resident bounds"):
+            ResidentTable(interaction, [CPU])
+
+
+@torch.no_grad()
+def test_each_text_with_its_own_video():
+    generator = torch.Generator().manual_seed(0)
+    for config in RESIDENT:
+        text, video, interaction = videos_near_texts(generator, config, num_videos=5)
+        expected = interaction.score_pairs(text, video.to(torch.float64)).scores_TV.diagonal()
+        for one in (interaction, interaction.for_search()):
+            torch.testing.assert_close(
+                one.score_each(text, video.to(torch.float64)), expected, atol=1e-12, rtol=0
+            )

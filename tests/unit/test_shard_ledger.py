@@ -1,0 +1,135 @@
+"""Leases in the records of a library: each shard is worked on, whoever dies, and none for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gare.cluster.shard_ledger import (
+    MOST_ATTEMPTS,
+    LostLeaseError,
+    Run,
+    ShardLedger,
+    cut_into_shards,
+)
+from gare.errors import LibraryError
+from gare.library.index.scan import FoundFile
+from gare.library.store import open_store
+from stores import STAMP
+
+LEASE_S = 10.0
+FILES = [FoundFile(f"/videos/{number}.mp4", number, number) for number in range(5)]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock) -> ShardLedger:
+    return ShardLedger(open_store(tmp_path / "lib", stamp=STAMP, create=True).records(), clock=clock)
+
+
+@pytest.fixture
+def run(ledger: ShardLedger) -> Run:
+    run = ledger.begin(["/videos"], {"split": None}, lease_s=LEASE_S)
+    shards = cut_into_shards(FILES[:4], FILES[4:], files_per_shard=2)
+    return ledger.start(run, shards, ["/videos/gone.mp4"])
+
+
+def finish_all(ledger: ShardLedger, run: Run) -> list[int]:
+    numbers = []
+    while (shard := ledger.lease(run, "a", "node")) is not None:
+        ledger.finish(run, shard, {"new": shard.num_files}, 1.0)
+        numbers.append(shard.number)
+    return numbers
+
+
+def test_every_file_is_in_one_shard(ledger, run):
+    files = [ledger.files(run, number) for number in range(3)]
+    assert [file for part in files for file in (*part.new, *part.changed)] == FILES
+    assert files[2].changed == (FILES[4],)
+    assert ledger.end(run)[0] == ["/videos/gone.mp4"]
+    assert run.num_files == 5
+
+
+def test_each_shard_is_leased_once_and_the_last_one_when_all_others_are_over(ledger, run):
+    held = [ledger.lease(run, "a", "node") for _ in range(3)]
+    assert sorted(shard.number for shard in held) == [0, 1, 2]
+    assert ledger.lease(run, "b", "node") is None
+    for shard in held:
+        ledger.finish(run, shard, {}, 1.0)
+    assert ledger.lease(run, "b", "node").number == 3
+
+
+def test_a_lease_whose_words_do_not_change_is_taken_over(ledger, run, clock):
+    held = [ledger.lease(run, "a", "node") for _ in range(3)]
+    assert ledger.lease(run, "b", "node") is None
+    clock.now += LEASE_S - 1
+    alive = ledger.beat(run, held[0], done=1)
+    assert ledger.lease(run, "b", "node") is None
+    clock.now += 1
+    taken = {ledger.lease(run, "b", "node").number for _ in range(2)}
+    assert taken == {held[1].number, held[2].number}
+    with pytest.raises(LostLeaseError, match="taken over"):
+        ledger.beat(run, held[1])
+    with pytest.raises(LostLeaseError, match="taken over"):
+        ledger.finish(run, held[2], {}, 1.0)
+    ledger.finish(run, alive, {}, 1.0)
+
+
+def test_a_shard_that_every_worker_loses_is_given_up_and_named(ledger, run, clock):
+    for _ in range(MOST_ATTEMPTS):
+        shard = ledger.lease(run, "a", "node7")
+        ledger.beat(run, shard, path="/videos/evil.mp4")
+        while (other := ledger.lease(run, "b", "node")) is not None:
+            ledger.finish(run, other, {}, 1.0)
+        ledger.lease(run, "b", "node")  # sees the words of the lease
+        clock.now += LEASE_S
+    assert ledger.lease(run, "b", "node") is None  # it is given up now
+    assert ledger.lease(run, "b", "node").number == 3
+    failed = [shard for shard in ledger.shards(run) if shard.state == "failed"]
+    assert len(failed) == 1
+    assert "node7" in failed[0].error
+
+
+def test_stopping_gives_shards_back_and_costs_no_attempt(ledger, run):
+    shard = ledger.lease(run, "a", "node")
+    ledger.set_state("stopping")
+    ledger.give_back(run, shard)
+    assert [shard.attempt for shard in ledger.shards(run)] == [0] * 4
+    assert ledger.set_state("running").state == "running"
+    assert finish_all(ledger, run)[-1] == 3
+
+
+def test_one_run_at_a_time(ledger, run):
+    with pytest.raises(LibraryError, match="another run is under way, over /videos"):
+        ledger.begin(["/other"], {})
+    finish_all(ledger, run)
+    ledger.set_state("finished")
+    other = ledger.begin(["/other"], {})
+    with pytest.raises(LostLeaseError):
+        ledger.shards(run)
+    assert ledger.run() == other
+
+
+def test_a_planner_that_was_overtaken_is_told(ledger):
+    first = ledger.begin(["/videos"], {})
+    ledger.begin(["/videos"], {})
+    with pytest.raises(LostLeaseError, match="another process has begun"):
+        ledger.start(first, [], [])
+
+
+def test_a_run_knows_what_it_was_asked_for(run):
+    assert run.is_for(["/videos"], {"split": None})
+    assert not run.is_for(["/videos"], {"split": "whole"})
+    assert not run.is_for(["/others"], {"split": None})
