@@ -210,8 +210,8 @@ def search(
         label = f"with {hours:,} hours of film: {result.num_with_films:,} items"
         table.add_row(label, f"{result.with_films.p50:.1f}", f"{result.with_films.p95:.1f}")
     Console().print(table)
-    if result.with_films is not None:
-        ratio = result.with_films.p50 / result.search.p50
+    if result.with_films is not None and result.without_films is not None:
+        ratio = result.with_films.p50 / result.without_films.p50
         typer.echo(f"with the films a search takes {ratio:.2f} times as long")
     typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
 
