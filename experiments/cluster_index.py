@@ -1,7 +1,7 @@
 """What a cluster costs and gives: shards by two workers beside one machine, and up to 64 workers that sleep.
 
     python experiments/cluster_index.py pair FOLDER      two Ray nodes of one core, beside `gare index` on two
-    python experiments/cluster_index.py asleep           throughput by number of workers that sleep
+    python experiments/cluster_index.py asleep [LIBRARY]  throughput by number of workers that sleep
 
 Both print a table. The second has real leases in a real library; only the encoder is not there, so that it
 shows what leases cost and nothing else. Numbers are ratios within one run.
@@ -26,14 +26,13 @@ SHARDS_PER_WORKER = 2
 FILES_PER_SHARD = 2_000
 
 
-def measure_asleep(counts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
-    """Workers that lease, sleep, beat and finish."""
+def measure_asleep(library: str, counts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
+    """Workers that lease, sleep, beat and finish; the runs of a library follow each other."""
     print("| workers | shards | seconds | files/s | of workers × one | ms a lease | ms a beat or finish |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     one = 0.0
     for count in counts:
-        with tempfile.TemporaryDirectory() as folder:
-            rate, seconds, lease_ms, other_ms = run_asleep(Path(folder) / "library", count)
+        rate, seconds, lease_ms, other_ms = run_asleep(library, count)
         one = one or rate
         print(
             f"| {count} | {count * SHARDS_PER_WORKER} | {seconds:.1f} | {rate:.1f} | "
@@ -42,7 +41,7 @@ def measure_asleep(counts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
         )
 
 
-def run_asleep(place: Path, num_workers: int) -> tuple[float, float, float, float]:
+def run_asleep(place: str, num_workers: int) -> tuple[float, float, float, float]:
     """Files a second, seconds, and milliseconds of a lease and of a beat."""
     stamp = ModelStamp("asleep", "f00d", dim=8, stage1_dim=9, num_frames=4)
     store = open_store(place, stamp=stamp, create=True)
@@ -77,6 +76,7 @@ def run_asleep(place: Path, num_workers: int) -> tuple[float, float, float, floa
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - started
+    ledger.set_state("finished")
     return (
         num_files / seconds,
         seconds,
@@ -117,16 +117,17 @@ def measure_pair(videos: str) -> None:
             per_shard = -(-num_files // 8)
             report = index_on_cluster(library, [videos], on_status=seen.append, files_per_shard=per_shard)
         cluster.shutdown()
-    begun = next(status for status in seen if status.num_leased)
     work_s = sum(shard.seconds for shard in seen[-1].shards if shard.num_files) / 2
     print(f"two workers: {report.seconds:.1f} s with their start ({report.new} new, {report.failed} failed)")
     print(f"two workers: {work_s:.1f} s of work each, {num_files / work_s:.2f} files/s")
     print(f"ratio of work: {alone_s / work_s:.2f}; with the workers' start: {alone_s / report.seconds:.2f}")
-    print(f"first shard leased {begun.seconds:.1f} s after the plan")
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "pair":
         measure_pair(sys.argv[2])
+    elif len(sys.argv) > 2:
+        measure_asleep(sys.argv[2])
     else:
-        measure_asleep()
+        with tempfile.TemporaryDirectory() as folder:
+            measure_asleep(f"{folder}/library")

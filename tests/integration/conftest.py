@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from browser import chromium
 from serve_library import Served, make_film_library, make_served
 from serve_process import PATIENT, ServeProcess
-from servers import Postgres, SeaweedFS, server_folder
+from servers import HANG_S, Postgres, SeaweedFS, server_folder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 NewLibrary = Callable[[str], str]
 
@@ -73,6 +78,25 @@ def film_server(film: Served) -> Iterator[ServeProcess]:
     """A server over it."""
     with ServeProcess(film.library, options=PATIENT) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on which every script error and every broken rule of the content policy fails the test."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 860})
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
+    opened.set_default_timeout(1000 * HANG_S)
+    yield opened
+    opened.close()
+    assert problems == []
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,9 @@ def test_bench_search_times_every_stage(tmp_path):
     again = run(*command.split())  # the library is there already
     assert "words to hits" in again.stdout
     assert "making" not in again.stderr
+    films = json.loads(run(*command.split(), "--hours", "1", "--json").stdout)
+    assert films["num_with_films"] > films["num_items"] + 500
+    assert all(0 < films[name]["p50"] <= films[name]["p95"] for name in ("with_films", "without_films"))
 
 
 def test_bench_exact_compares_with_float64_and_with_a_real_library(tmp_path):

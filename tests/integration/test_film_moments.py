@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from gare.library.index.index_run import IndexOptions
 from gare.library.library import Library
 from gare.library.search.search_request import SearchRequest
 from gare.serve.mcp_tools import make_tool_server
-from serve_library import SCENE_S, Served
+from serve_library import SCENE_S, Served, write_colour
 from serve_process import ServeProcess
 from warm import run_gare
 
@@ -182,6 +183,20 @@ def test_exported_parts_are_those_of_the_moments(film_server):
     answer = film_server.get(f"/api/v1/search/export?upload={found['upload']}&format=csv&by=moment&limit=2")
     rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
     assert [(float(row["start"]), float(row["end"])) for row in rows] == RED
+
+
+def test_a_file_is_taken_out_with_all_its_items(film, tmp_path):
+    write_colour(tmp_path / "clip.mp4", 0.5, seconds=12)
+    with Library.open(tmp_path / "library", model=film.model) as library:
+        library.index(tmp_path / "clip.mp4", options=IndexOptions(split="window:5"))
+        ids = [item["id"] for item in library.items()]
+    assert len(ids) > 1
+    with ServeProcess(tmp_path / "library") as server:
+        assert server.ask("DELETE", f"/api/v1/items/{ids[0]}").status == 204
+        assert server.get("/api/v1/items").json()["total"] == len(ids) - 1
+        assert server.ask("DELETE", f"/api/v1/items/{ids[1]}?whole=true").status == 204
+        assert server.get("/api/v1/items").json()["total"] == 0
+        assert server.ask("DELETE", f"/api/v1/items/{ids[1]}?whole=true").status == 404
 
 
 # --- MCP ---------------------------------------------------------------------------------------------------

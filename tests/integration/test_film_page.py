@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
 
-from browser import chromium, serious_violations
+from browser import serious_violations
 from serve_process import ServeProcess
 from servers import HANG_S, wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Playwright's own sockets
+ASSETS = Path(__file__).parents[1] / "assets" / "v0.1"
 VIDEO = "document.querySelector('.watch video')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on which every script error and every broken rule of the content policy fails the test."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 860})
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
-    opened.set_default_timeout(1000 * HANG_S)
-    yield opened
-    opened.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +210,21 @@ def test_without_scripts_a_moment_is_a_page(browser, red):
     page.locator(".moments [data-go]").first.click()
     page.wait_for_selector("video[data-start='0.00']")
     context.close()
+
+
+def test_a_library_of_version_0_1_is_shown_as_it_is(page, tmp_path):
+    shutil.copytree(ASSETS / "library", tmp_path / "library")
+    with ServeProcess(tmp_path / "library", "--model", str(ASSETS / "models" / "gare")) as server:
+        page.goto(f"{server.url}/?q=a+red+light")
+        cards = page.locator(".card")
+        assert cards.count() == 3
+        for hit in server.get("/api/v1/search?q=a+red+light").json()["hits"]:
+            assert server.get(hit["picture"]).content == server.get(hit["links"]["thumbnail"]).content
+            heat = server.get(f"/api/v1/items/{hit['id']}/heat?q=a+red+light&parts=9").json()["scores"]
+            assert max(heat) == pytest.approx(max(frame["score"] for frame in hit["frames"]), abs=1e-5)
+        page.locator(".shot").first.click()
+        page.wait_for_selector("#player[open] .film .heat")
+        assert page.locator(".moments [data-go]").count() == 1
 
 
 def test_a_still_and_an_item_without_a_search_are_shown(page, red, film_server):

@@ -5,6 +5,7 @@ Ray, SeaweedFS and PostgreSQL are real; the machines are Ray nodes on this one.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from gare.library.index.index_run import IndexOptions
 from gare.library.store import open_store
 from library_state import State, assert_same, read_state
 from servers import HANG_S, SeaweedFS, kill_hard, wait_until
+from warm import run_gare
 
 DRIVER = Path(__file__).resolve().parents[1] / "cluster_driver.py"
 NUM_VIDEOS = 10
@@ -271,3 +273,30 @@ def test_stopped_it_says_so_and_the_same_command_goes_on(
     report = scene.index()
     check_report(report)
     scene.check(reference)
+
+
+def test_the_commands_say_what_they_do(machines: Machines, scene: Scene, reference: State) -> None:
+    tree, library = scene.place / "tree", ["--library", scene.uri]
+    assert run_gare("index", "--status", *library).stdout == "no run on a cluster so far\n"
+    done = run_gare("index", tree, *library, "--ray", machines.address, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["new"] == NUM_VIDEOS
+    scene.check(reference)
+    status = json.loads(run_gare("index", "--status", "--json", *library).stdout)
+    assert (status["state"], status["num_done"], status["num_failed"]) == ("finished", NUM_VIDEOS + 1, 1)
+    assert run_gare("index", "--status", *library).stdout.startswith(
+        "finished: 11 of 11 files, 1 of 1 shards"
+    )
+    assert run_gare("index", "--stop", *library).stdout == "no run is under way\n"
+
+
+def test_words_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    arguments = ["index", tmp_path, "--library", tmp_path / "library", "--ray", "local"]
+    for more, message in {
+        ("--watch", "3"): "does not go with --ray",
+        ("--on-interrupt", "perhaps"): "is stop or detach",
+        ("--on-interrupt", "detach"): "ends with this command",
+    }.items():
+        refused = run_gare(*arguments, *more)
+        assert refused.returncode in (1, 2)
+        assert message in refused.stderr

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,35 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from browser import chromium, serious_violations
+from browser import serious_violations
 from gare.library.library import Library
 from serve_library import COLOURS, make_served, save_tiny_model
 from serve_process import ServeProcess
 from servers import HANG_S
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Playwright's own sockets
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page on which every script error and every broken rule of the content policy fails the test."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 860})
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
-    opened.set_default_timeout(1000 * HANG_S)
-    yield opened
-    opened.close()
-    assert problems == []
 
 
 def names(page: Page) -> list[str]:

@@ -289,7 +289,7 @@ def test_the_index_finds_what_a_full_reading_finds(store: Store, monkeypatch: py
         monkeypatch.setattr(module, "INDEX_FROM_ROWS", 1000)
     paths = [f"/v/{number}.mp4" for number in range(3000)]
     tags = [[t for t, every in (("percent", 100), ("permille", 1000)) if n % every == 0] for n in range(3000)]
-    store.upsert(*make_rows(paths, tags=tags))
+    store.upsert(*make_rows(paths, tags=tags, file_duration=[10.0 + n for n in range(3000)]))
     stats = store.maintain()
     assert (stats.num_items, stats.num_indexed) == (3000, 3000)
     assert any("vector index over 3,000" in action for action in stats.actions)

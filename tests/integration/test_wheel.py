@@ -160,6 +160,7 @@ MORE = {
     "demo": ["demo", "--once"],
     "serve": ["bench", "serve"],
     "analysis": ["analyze", "model", "--data", "data", "--out", "report"],
+    "cluster": ["index", ".", "--library", "library", "--ray", "local"],
     "postgres": ["search", "a dog", "--library", "postgresql://localhost/videos"],
 }
 RUN_ALL = """

@@ -131,8 +131,8 @@ def _limits(demand: Demand, items: float, search_memory: float, machines: Machin
     found = []
     if (parts := num_parts(items)) > _MOST_PARTS:
         found.append(
-            f"stage 1 reads {_MOST_PARTS} of {parts:,} parts of its index: its recall falls; measure it with "
-            "gare audit, or search with --exact on shards"
+            f"stage 1 reads {_MOST_PARTS} of {parts:,} parts of its index: its recall falls, and an audit "
+            "shows how far; --exact on shards does not depend on it"
         )
     if search_memory > _FULL * machines.memory_gb * 1e9:
         found.append(

@@ -76,6 +76,8 @@ class SearchBenchmark:
     num_with_films: int = 0
     with_films: Spread | None = None
     """`search` with the films beside the items."""
+    without_films: Spread | None = None
+    """The same without them, in turns: whatever else runs slows both alike."""
 
     @property
     def constants(self) -> dict[str, float]:
@@ -118,8 +120,37 @@ def benchmark_search(
             return result
         beside = place.with_name(f"{place.name}-films")  # so that both can be used again
         make_library(beside, model, num_items, say, hours=hours)
-        films = _measure_at(beside, model, candidates, queries, frames, say)
-        return replace(result, hours=hours, with_films=films.search, num_with_films=films.num_items)
+        say("searching both in turns")
+        with Library.open(place, model=model) as short, Library.open(beside, model=model) as films:
+            without, with_films = _measure_in_turns([short, films], candidates, queries)
+            return replace(
+                result,
+                hours=hours,
+                with_films=with_films,
+                without_films=without,
+                num_with_films=len(films),
+            )
+
+
+@torch.no_grad()
+def _measure_in_turns(libraries: Sequence[Library], candidates: int, queries: int) -> list[Spread]:
+    """The time from words to hits in each library; the first search of each is not counted."""
+    texts = _query_vectors(libraries[0].model.dim, queries)
+    times: list[list[float]] = [[] for _ in libraries]
+    for is_warm in (False, True):
+        for number, vector in enumerate(texts):
+            sentence = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}"
+            for library, own in zip(libraries, times, strict=True):
+                started = time.perf_counter()
+                _words_to_hits(library.searcher, f"{sentence} {is_warm}", encoded_vector(vector), candidates)
+                if is_warm:
+                    own.append(1000 * (time.perf_counter() - started))
+    return [Spread(*np.percentile(own, [50, 95]).tolist()) for own in times]
+
+
+def _words_to_hits(searcher: Searcher, sentence: str, query: EncodedQuery, candidates: int) -> None:
+    searcher.encoder.encode_terms([Term(sentence)])  # not near these videos, so `query` is used instead
+    _search(searcher, query, candidates)
 
 
 def _measure_at(
@@ -151,18 +182,14 @@ def _measure(
         times.setdefault(name, []).append(1000 * (time.perf_counter() - started))
         return result
 
-    def words_to_hits(sentence: str, query: EncodedQuery, candidates: int) -> None:
-        searcher.encoder.encode_terms([Term(sentence)])  # not near these videos, so `query` is used instead
-        _search(searcher, query, candidates)
-
     for vector in texts:  # what they read is then in the system's memory: these are times of a warm library
         _search(searcher, encoded_vector(vector), candidates)
     peak_gb, held = peak_memory_gb(), held_memory()  # before the references, which need more
     shares = []
     for number, vector in enumerate(texts):
         sentence, query = f"{AUDIT_SENTENCES[number % len(AUDIT_SENTENCES)]} {number}", encoded_vector(vector)
-        timed("search", words_to_hits, sentence, query, candidates)
-        timed("plain_search", words_to_hits, f"{sentence} once more", query, 10)
+        timed("search", _words_to_hits, searcher, sentence, query, candidates)
+        timed("plain_search", _words_to_hits, searcher, f"{sentence} once more", query, 10)
         timed("encode", model.encode_text, [sentence])
         found = timed("stage1", store.search, query.stage1_E[None], candidates)[0]
         table = timed("fetch", searcher.damaged.read_vectors, found.ids)

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -106,20 +106,73 @@ def benchmark_serve(
     )
 
 
+@dataclass(frozen=True)
+class ReplicaBenchmark:
+    """One server beside several on the same library, in turns, under the same clients."""
+
+    num_items: int
+    num_replicas: int
+    single: LoadStep
+    replicas: LoadStep
+
+
+def benchmark_replicas(
+    address: str,
+    *,
+    num_items: int,
+    dim: int,
+    frames: int,
+    num_replicas: int,
+    clients: int,
+    seconds: float,
+    batch: int,
+    say: Say,
+) -> ReplicaBenchmark:
+    """Serve the library at an address by one server, and by several: clients are spread over them.
+
+    The synthetic items are made where the address has fewer of them.
+    """
+    model = synthetic_model(dim, frames)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        make_library(address, model, num_items, say)
+        model.save_pretrained(scratch / "model")
+        servers = [
+            stack.enter_context(_server(address, scratch / "model", batch, "--replica", "--drain", "0"))
+            for _ in range(num_replicas)
+        ]
+        urls = [server.url for server in servers]
+        single, replicas = asyncio.run(_take_turns(urls, clients, seconds, say))
+    return ReplicaBenchmark(num_items, num_replicas, single, replicas)
+
+
+async def _take_turns(
+    urls: Sequence[str], clients: int, seconds: float, say: Say
+) -> tuple[LoadStep, LoadStep]:
+    for url in urls:
+        await _load([url], clients, min(5.0, seconds), _Seen())  # warm
+    seen, seen_alone = _Seen(), _Seen()
+    for turn in range(_TURNS):
+        say(f"{clients} clients, one server and {len(urls)} ({turn + 1} of {_TURNS})")
+        alone = await _load(urls[:1], clients, seconds / _TURNS, seen_alone)
+        together = await _load(urls, clients, seconds / _TURNS, seen)
+    return alone, together
+
+
 async def _climb(
     url: str, unbatched_url: str, clients: int, seconds: float, say: Say
 ) -> tuple[list[LoadStep], LoadStep]:
     for address in (url, unbatched_url):
-        await _load(address, clients, min(5.0, seconds), _Seen())  # warm
+        await _load([address], clients, min(5.0, seconds), _Seen())  # warm
     steps = []
     for number in [number for number in (1, 2, 4, 8, 16, 32) if number < clients]:
         say(f"{number} clients")
-        steps.append(await _load(url, number, seconds / 6, _Seen()))
+        steps.append(await _load([url], number, seconds / 6, _Seen()))
     seen, seen_unbatched = _Seen(), _Seen()
     for turn in range(_TURNS):  # in turns, so that a machine that slows down is as slow for both
         say(f"{clients} clients, together and each by itself ({turn + 1} of {_TURNS})")
-        most = await _load(url, clients, seconds / _TURNS, seen)
-        unbatched = await _load(unbatched_url, clients, seconds / _TURNS, seen_unbatched)
+        most = await _load([url], clients, seconds / _TURNS, seen)
+        unbatched = await _load([unbatched_url], clients, seconds / _TURNS, seen_unbatched)
     return [*steps, most], unbatched
 
 
@@ -138,10 +191,10 @@ class _Server:
 
 
 @contextmanager
-def _server(library: Path, model: Path, batch: int) -> Iterator[_Server]:
+def _server(library: Path | str, model: Path, batch: int, *options: str) -> Iterator[_Server]:
     """`gare serve` in a process of its own, ready to search."""
     command = [sys.executable, "-m", "gare", "serve", "--library", str(library), "--model", str(model)]
-    command += ["--port", "0", "--batch", str(batch), "--json"]
+    command += ["--port", "0", "--batch", str(batch), "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -179,10 +232,12 @@ class _Seen:
     num_errors: int = 0
 
 
-async def _load(url: str, clients: int, seconds: float, seen: _Seen) -> LoadStep:
-    """Ask for so long; what was seen before counts, too."""
+async def _load(urls: Sequence[str], clients: int, seconds: float, seen: _Seen) -> LoadStep:
+    """Ask for so long, each client its own server; what was seen before counts, too."""
     started = time.perf_counter()
-    await asyncio.gather(*(_client(url, number, started + seconds, seen) for number in range(clients)))
+    await asyncio.gather(
+        *(_client(urls[number % len(urls)], number, started + seconds, seen) for number in range(clients))
+    )
     seen.seconds += time.perf_counter() - started
     p50, p95 = np.percentile(seen.times_ms or [float("nan")], [50, 95]).tolist()
     rate = len(seen.times_ms) / seen.seconds

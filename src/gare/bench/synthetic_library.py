@@ -34,7 +34,7 @@ _FILM_S, _BLOCK, _SHOT = 3600, 32, 6  # seconds
 _WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def make_library(place: Path, model: GARE, num_items: int, say: Say, *, hours: int = 0) -> None:
+def make_library(place: Path | str, model: GARE, num_items: int, say: Say, *, hours: int = 0) -> None:
     """Make the library, or add what is missing of it: short videos of one item, and films with dense frames.
 
     Args:

@@ -16,6 +16,7 @@ from gare.bench.bench_timing import describe_device
 from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.measured_constants import remember_constants
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
+from gare.bench.serve_bench import ReplicaBenchmark
 from gare.cli.bench_moments_command import moments
 from gare.cli.options import choose_device
 from gare.extras import require
@@ -209,8 +210,8 @@ def search(
         label = f"with {hours:,} hours of film: {result.num_with_films:,} items"
         table.add_row(label, f"{result.with_films.p50:.1f}", f"{result.with_films.p95:.1f}")
     Console().print(table)
-    if result.with_films is not None:
-        ratio = result.with_films.p50 / result.search.p50
+    if result.with_films is not None and result.without_films is not None:
+        ratio = result.with_films.p50 / result.without_films.p50
         typer.echo(f"with the films a search takes {ratio:.2f} times as long")
     typer.echo(f"factored is {result.dense_over_factored:.1f}× faster than dense")
 
@@ -400,6 +401,8 @@ def serve(
         60.0, min=0.5, help="Seconds of load with the most clients; a sixth of it with fewer."
     ),
     batch: int = typer.Option(16, min=2, help="Searches answered together."),
+    replicas: int = typer.Option(0, min=0, help="Instead: one server beside so many on one library."),
+    address: str | None = typer.Option(None, help="With --replicas: where that library is, such as s3://…"),
     folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
@@ -410,10 +413,28 @@ def serve(
         gare bench serve
 
         gare bench serve --items 2000 --clients 8 --seconds 6 --json
+
+        gare bench serve --replicas 3 --address s3://bucket/bench
     """
     require("serve", "gare bench serve")
-    from gare.bench.serve_bench import benchmark_serve
+    from gare.bench.serve_bench import benchmark_replicas, benchmark_serve
 
+    if bool(replicas) != (address is not None):
+        raise typer.BadParameter("--replicas and --address go together", param_hint="--replicas")
+    if address is not None:
+        compared = benchmark_replicas(
+            address,
+            num_items=items,
+            dim=dim,
+            frames=frames,
+            num_replicas=replicas,
+            clients=clients,
+            seconds=seconds,
+            batch=batch,
+            say=Console(stderr=True, highlight=False).print,
+        )
+        _print_replicas(compared, as_json)
+        return
     result = benchmark_serve(
         num_items=items,
         dim=dim,
@@ -445,6 +466,17 @@ def serve(
             str(step.num_errors),
         )
     Console().print(table)
+
+
+def _print_replicas(result: ReplicaBenchmark, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    for name, step in (("one server", result.single), (f"{result.num_replicas} servers", result.replicas)):
+        typer.echo(
+            f"{name}: {step.searches_per_second:.1f} searches a second, p50 {step.p50_ms:.0f} ms, p95 "
+            f"{step.p95_ms:.0f} ms, {step.num_busy} told to come back, {step.num_errors} errors"
+        )
 
 
 def _cpu() -> str:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gare.cli.options import choose_device
 from gare.errors import LibraryError
+from gare.extras import require
 
 if TYPE_CHECKING:
     from gare.library.index.index_report import IndexProgress, IndexReport
@@ -127,8 +128,10 @@ def index(
         from gare.cli.cluster_options import show_status, stop_run
 
         return stop_run(place) if stop else show_status(place, as_json)
-    if ray is not None and watch is not None:
-        raise typer.BadParameter("does not go with --ray", param_hint="--watch")
+    if ray is not None:
+        require("cluster", "gare index --ray")
+        if watch is not None:
+            raise typer.BadParameter("does not go with --ray", param_hint="--watch")
     if on_interrupt not in ("stop", "detach"):
         raise typer.BadParameter("is stop or detach", param_hint="--on-interrupt")
     if failed:

@@ -23,7 +23,7 @@ from gare.cluster.shard_ledger import FILES_PER_SHARD, LEASE_S, Run, ShardLedger
 from gare.cluster.shard_worker import ShardWorker, options_to_plain
 from gare.errors import ClusterError, LibraryError
 from gare.library.index.index_report import IndexReport
-from gare.library.index.index_run import IndexOptions, plan_folders
+from gare.library.index.index_run import IndexOptions, note_source, plan_folders
 from gare.library.library import Library
 from gare.library.store import open_store
 
@@ -85,6 +85,10 @@ def index_on_cluster(
     run = _join(ledger, sources, options)
     if run is None:
         run = _plan(library, ledger, sources, options, files_per_shard, lease_s)
+    if run.state == "finished":  # nothing is new, changed or gone: no machine has to be asked
+        report = RunStatus(run, (), {}).report()
+        report.seconds = time.monotonic() - started
+        return report
     kind = WorkerKind(library.home.address, device, worker_type)
     status = _watch(ledger, run, kind, on_status, is_interrupted, detach)
     report = status.report()
@@ -111,7 +115,7 @@ def _plan(
     run = ledger.begin(sources, options_to_plain(options), lease_s=lease_s)
     planned = plan_folders(library.store, library.model, sources, options=options, skip=[library.home.uri])
     plan = planned.plan
-    return ledger.start(
+    started = ledger.start(
         run,
         cut_into_shards(plan.new, plan.changed, files_per_shard=files_per_shard),
         plan.gone,
@@ -122,6 +126,10 @@ def _plan(
         num_failed_before=len(plan.failed_before),
         skipped_roots=planned.skipped_roots,
     )
+    if plan.num_to_do or plan.gone:
+        return started
+    note_source(library.store, planned.roots, planned.segmentation)
+    return ledger.set_state("finished") or started
 
 
 def _watch(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
             "include_dashboard": False,
             "object_store_memory": _LOCAL_OBJECTS_BYTES,
         }
+    # Ray forks processes that become others at once; Lance's warning is not for these.
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")
     try:
         _knock(address)
         ray.init(address, namespace=NAMESPACE, logging_level="error", log_to_driver=False, **own)

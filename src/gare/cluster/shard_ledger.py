@@ -28,6 +28,7 @@ MOST_ATTEMPTS = 5
 """A shard that so many workers have lost is given up, and named."""
 _RUN = "run"
 _TROUBLE = "trouble/"
+_GONE = "the run is not in the library any more; run the command again"
 
 RunState = Literal["planning", "running", "stopping", "finished"]
 ShardState = Literal["waiting", "leased", "done", "failed"]
@@ -117,7 +118,7 @@ class ShardLedger:
 
     def run(self) -> Run | None:
         """The run that there is; None where there has been none."""
-        text = self._records.read(_RUN).get(_RUN)
+        text = self._records.get(_RUN)
         return None if text is None else _parse_run(text)
 
     def begin(self, sources: Sequence[str], options: Mapping[str, Any], *, lease_s: float = LEASE_S) -> Run:
@@ -193,14 +194,18 @@ class ShardLedger:
 
     def files(self, run: Run, number: int) -> ShardFiles:
         """The files of a shard."""
-        key = _files_key(run, number)
-        return _unpack(self._records.read(key)[key])
+        return _unpack(self._get(_files_key(run, number)))
 
     def end(self, run: Run) -> tuple[list[str], list[dict[str, Any]]]:
         """What the end of the run has to do: files that are gone, and problems of the scan."""
-        key = _end_key(run)
-        found = json.loads(self._records.read(key)[key])
+        found = json.loads(self._get(_end_key(run)))
         return found["gone"], found["problems"]
+
+    def _get(self, key: str) -> str:
+        text = self._records.get(key)
+        if text is None:
+            raise LostLeaseError(_GONE)
+        return text
 
     def lease(self, run: Run, owner: str, node: str) -> Shard | None:
         """A shard to work on; None where all are in work or over."""
@@ -267,7 +272,7 @@ class ShardLedger:
         found = self._records.read(f"shard/{run.run_id}/")
         rows = [(key, text, Shard(**json.loads(text))) for key, text in found.items()]
         if not rows:
-            raise LostLeaseError("the run is not in the library any more; run the command again")
+            raise LostLeaseError(_GONE)
         return sorted(rows, key=lambda row: row[2].number)
 
     def _note_seen(self, rows: Sequence[tuple[str, str, Shard]]) -> None:

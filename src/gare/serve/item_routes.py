@@ -42,10 +42,15 @@ def get_item(item_id: ItemId, service: SharedService) -> schemas.Item:
 
 
 @router.delete("/{item_id}", status_code=204, summary="Take an item out of the library; its file stays")
-def delete_item(item_id: ItemId, service: SharedService) -> Response:
+def delete_item(
+    item_id: ItemId,
+    service: SharedService,
+    whole: Annotated[bool, Query(description="All items of its file, as where they are ranges.")] = False,
+) -> Response:
     service.check_writable()
     with unlimited():
-        num_deleted = service.library.delete([item_id])
+        ids = sorted(service.library.store.items_of([service.item(item_id)["path"]])) if whole else [item_id]
+        num_deleted = service.library.delete(ids)
     if not num_deleted:
         raise Problem(404, "no_such_item", f"there is no item '{item_id}' in this library")
     service.contents_list.forget()

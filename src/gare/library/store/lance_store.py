@@ -39,7 +39,6 @@ from gare.library.store.lance_table import VECTOR_INDEX, LanceTable, Snapshot, q
 from gare.library.store.lance_upkeep import index_cover, maintain_tables
 from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
-from gare.library.store.shared_records import TABLE as RECORDS
 from gare.library.store.shared_records import LanceRecords, Records
 from gare.library.store.store_protocol import (
     Hits,
@@ -364,12 +363,11 @@ class LanceStore(Store):
 
     def maintain(self, progress: Progress | None = None) -> Stats:
         with explained(self.uri):
-            records = LanceTable(self._place, RECORDS, ("key",))
             return maintain_tables(
                 self._place,
                 items=self._items,
                 frames=self._frames,
-                others=(self._files, self._facts, *([records] if records.exists() else [])),
+                others=(self._files, self._facts, *LanceRecords(self._place).tables()),
                 orphan_age=self.orphan_age,
                 version_age=self.version_age,
                 progress=progress,

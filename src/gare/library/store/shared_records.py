@@ -1,6 +1,6 @@
 """Small texts by key that several processes change at once without losing each other's changes.
 
-They are kept with a library, in a table of their own that is made when it is first needed. A process that
+They are kept with a library, in tables of their own that are made when they are first needed. A process that
 wants to change a text says which one it has read: `swap` refuses where somebody was faster. That is all that
 leases need, and no clock is compared with another machine's.
 
@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
 
 from gare.errors import LibraryError
 from gare.library.store.lance_storage import Place, explained
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from gare.library.store.postgres_link import Link
 
 Result = TypeVar("Result")
-TABLE = "records"
-_MOST_FRAGMENTS = 64  # every change adds one, and who reads opens them all
+FOLDER = "records"
+"""Where the tables of a library in Lance are, below it."""
+_NUM_TABLES = 16
+_MOST_FRAGMENTS = 16  # every change adds one, and who reads opens them all
 _ROWS_PER_FRAGMENT = 100_000
 
 
@@ -35,6 +38,10 @@ class Records(ABC):
     @abstractmethod
     def read(self, prefix: str = "") -> dict[str, str]:
         """The texts whose key begins so, as they are now."""
+
+    def get(self, key: str) -> str | None:
+        """The text of a key as it is now; None where there is none."""
+        return self.read(key).get(key)
 
     @abstractmethod
     def put(self, texts: Mapping[str, str]) -> None:
@@ -54,54 +61,83 @@ class Records(ABC):
 
 
 class LanceRecords(Records):
-    """Texts in a Lance table beside those of the library."""
+    """Texts in small Lance tables below the library. A key has its table, so that writers seldom meet."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._table = LanceTable(place, TABLE, ("key",))
+        self._tables = [
+            LanceTable(
+                Place(f"{place.uri.rstrip('/')}/{FOLDER}/{number:02}", place.read_only, place.options),
+                "texts",
+                ("key",),
+            )
+            for number in range(_NUM_TABLES)
+        ]
+
+    def tables(self) -> list[LanceTable]:
+        """Those that are there."""
+        with explained(self._place.uri):
+            return [table for table in self._tables if table.exists()]
 
     def read(self, prefix: str = "") -> dict[str, str]:
+        wanted = f"starts_with(key, {quote(prefix)})" if prefix else None
+        found: dict[str, str] = {}
+        for table in self.tables():
+            found |= self._read(table, wanted)
+        return found
+
+    def get(self, key: str) -> str | None:
+        table = self._table_of(key)
         with explained(self._place.uri):
-            if not self._table.exists():
-                return {}
-            wanted = f"starts_with(key, {quote(prefix)})" if prefix else None
-            rows = self._table.snapshot(fresh=True).dataset.to_table(filter=wanted)
+            if not table.exists():
+                return None
+        return self._read(table, f"key = {quote(key)}").get(key)
+
+    def _read(self, table: LanceTable, wanted: str | None) -> dict[str, str]:
+        with explained(self._place.uri):
+            rows = table.snapshot(fresh=True).dataset.to_table(filter=wanted)
         return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
     def put(self, texts: Mapping[str, str]) -> None:
-        if texts:
-            self._make()
-            self._table.merge(_rows(texts))
+        parts: dict[LanceTable, dict[str, str]] = {}
+        for key, text in texts.items():
+            parts.setdefault(self._table_of(key), {})[key] = text
+        for table, part in parts.items():
+            self._make(table)
+            table.merge(_rows(part))
 
     def swap(self, key: str, old: str | None, new: str) -> bool:
-        self._make()
+        table = self._table_of(key)
+        self._make(table)
 
         def rule(builder: Any) -> Any:
             if old is None:
                 return builder.when_not_matched_insert_all()
             return builder.when_matched_update_all(f"target.value = {quote(old)}")
 
-        stats = self._table.change(_rows({key: new}), rule)
-        self._join_if_many()
-        return bool(stats["num_inserted_rows"] + stats["num_updated_rows"]) or self.read(key).get(key) == new
+        stats = table.change(_rows({key: new}), rule)
+        if len(table.snapshot().dataset.get_fragments()) > _MOST_FRAGMENTS:
+            with suppress(OSError, RuntimeError, ValueError, LibraryError):  # another one is at it
+                table.compact(rows_per_fragment=_ROWS_PER_FRAGMENT)
+        return bool(stats["num_inserted_rows"] + stats["num_updated_rows"]) or self.get(key) == new
 
     def clear(self) -> None:
-        with explained(self._place.uri):
-            if self._table.exists():
-                self._table.empty()
+        for table in self.tables():
+            table.empty()
 
-    def _make(self) -> None:
+    def _table_of(self, key: str) -> LanceTable:
+        return self._tables[crc32(key.encode()) % _NUM_TABLES]
+
+    def _make(self, table: LanceTable) -> None:
         import pyarrow as pa
 
         with explained(self._place.uri):
-            if not self._table.exists():
-                fields = [pa.field(name, pa.string(), nullable=False) for name in ("key", "value")]
-                self._table.create(pa.schema(fields))
-
-    def _join_if_many(self) -> None:
-        if len(self._table.snapshot().dataset.get_fragments()) > _MOST_FRAGMENTS:
-            with suppress(OSError, RuntimeError, ValueError, LibraryError):  # another one is at it
-                self._table.compact(rows_per_fragment=_ROWS_PER_FRAGMENT)
+            if table.exists():
+                return
+            if table.place.folder:
+                table.place.folder.mkdir(parents=True, exist_ok=True)
+            fields = [pa.field(name, pa.string(), nullable=False) for name in ("key", "value")]
+            table.create(pa.schema(fields))
 
 
 class PostgresRecords(Records):
@@ -137,7 +173,7 @@ class PostgresRecords(Records):
             statement = "INSERT INTO gare_records (value, key) VALUES (%s, %s) ON CONFLICT DO NOTHING"
             values = [new, key]
         num_changed = self._run(lambda connection: connection.execute(statement, values).rowcount)
-        return bool(num_changed) or self.read(key).get(key) == new
+        return bool(num_changed) or self.get(key) == new
 
     def clear(self) -> None:
         if self._exists():

@@ -176,7 +176,7 @@ async function remove(button, onDeleted) {
     setTimeout(() => { delete button.dataset.sure; button.innerHTML = label; }, 4000);
     return;
   }
-  const answer = await ask(`/api/v1/items/${button.dataset.delete}`, { method: "DELETE" });
+  const answer = await ask(`/api/v1/items/${button.dataset.delete}?whole=true`, { method: "DELETE" });
   if (!answer.ok && answer.status !== 404) return toast(await reason(answer));
   toast(`${button.dataset.name} is not in the library any more`);
   onDeleted(button.dataset.delete);
