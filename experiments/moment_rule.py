@@ -238,7 +238,10 @@ def main() -> None:
         clip_shares, _ = search_films(model, clip_films, rule)
         first = search_clips(model, list(clips.values()), clip_text, own, rule)
         numbers = [f"{100 * share:.1f}" for share in (*shares.values(), *clip_shares.values(), first)]
-        print(f"{name} | {density:.2f} | {', '.join(numbers[:3])} | {', '.join(numbers[3:6])} | {numbers[6]}")
+        print(
+            f"{name} | {density:.2f} | {', '.join(numbers[:3])} | {', '.join(numbers[3:6])} | {numbers[6]}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
