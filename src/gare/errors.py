@@ -68,6 +68,10 @@ class TrainingError(GareError):
     """A run that cannot go on: a loss or gradient that is not finite, a disk that is full."""
 
 
+class LostPeerError(TrainingError):
+    """A run of several processes that cannot go on, because one of the others is gone."""
+
+
 class LibraryError(GareError):
     """A library that is missing, damaged, full, read-only, out of reach, or made by another model."""
 

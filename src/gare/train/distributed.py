@@ -9,12 +9,15 @@ batch.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gare.errors import LostPeerError, TrainingError
 from gare.types import TextFeatures, VideoFeatures
 
 TOWER_PREFIXES = ("encoder.", "temporal.")
@@ -35,7 +38,7 @@ class Processes:
 
 
 def join(device: torch.device | None = None) -> Processes:
-    """Join the processes that torchrun started; without torchrun, this process is the only one."""
+    """Join the processes that torchrun or Ray started; without them, this process is the only one."""
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if device is None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -44,7 +47,8 @@ def join(device: torch.device | None = None) -> Processes:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     if world_size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        with _explain_lost_peer():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Processes(rank, world_size, device)
 
 
@@ -52,6 +56,16 @@ def leave() -> None:
     """Leave the group of processes, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def refuse_different_steps(step: int, processes: Processes) -> None:
+    """Wait until every process has read its checkpoint, and refuse to go on from different ones."""
+    steps = _gather(torch.tensor([step], device=processes.device), processes).tolist()
+    if len(set(steps)) > 1:
+        raise TrainingError(
+            f"the processes would go on from different steps ({', '.join(map(str, steps))}). Give every "
+            "machine the same --out, a folder that all of them share"
+        )
 
 
 def gather_text(text: TextFeatures, processes: Processes) -> TextFeatures:
@@ -82,7 +96,8 @@ def reduce_gradients(model: nn.Module, processes: Processes, *, average_towers: 
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
-        dist.all_reduce(parameter.grad)
+        with _explain_lost_peer():
+            dist.all_reduce(parameter.grad)
         if average_towers or not name.startswith(TOWER_PREFIXES):
             parameter.grad.div_(processes.world_size)
 
@@ -93,7 +108,8 @@ def _gather(tensor: Tensor, processes: Processes) -> Tensor:
     sendable = tensor.detach().contiguous()
     sendable = sendable.to(torch.uint8) if tensor.dtype == torch.bool else sendable
     parts = [torch.empty_like(sendable) for _ in range(processes.world_size)]
-    dist.all_gather(parts, sendable)
+    with _explain_lost_peer():
+        dist.all_gather(parts, sendable)
     parts = [part.bool() for part in parts] if tensor.dtype == torch.bool else parts
     parts[processes.rank] = tensor
     return torch.cat(parts)
@@ -103,5 +119,19 @@ def _largest(size: int, processes: Processes) -> int:
     if processes.world_size == 1:
         return size
     sizes = torch.tensor(size, device=processes.device)
-    dist.all_reduce(sizes, op=dist.ReduceOp.MAX)
+    with _explain_lost_peer():
+        dist.all_reduce(sizes, op=dist.ReduceOp.MAX)
     return int(sizes.item())
+
+
+@contextmanager
+def _explain_lost_peer() -> Iterator[None]:
+    """Turn the end of a connection into a message; every backend raises some kind of `RuntimeError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise LostPeerError(
+            f"another process of this run is gone, or cannot be reached ({reason}). The last checkpoint is "
+            "intact: start all processes again, with --resume if there is one"
+        ) from error

@@ -24,7 +24,7 @@ from gare.evaluate.model_evaluation import score_split
 from gare.interrupts import note_interrupt
 from gare.model import GARE
 from gare.objective import Loss
-from gare.train.distributed import Processes, join, leave
+from gare.train.distributed import Processes, join, leave, refuse_different_steps
 from gare.train.gradient_step import Encode, PairBatch, compute_gradients, make_encode
 from gare.train.log_sinks import open_sinks
 from gare.train.optimizers import build_optimizer, learning_rate_factor, set_learning_rate
@@ -91,8 +91,9 @@ def train(
     damage = None
     if resume and has_checkpoint(folder / CHECKPOINTS):
         damage = state.load(folder / CHECKPOINTS)
-        if processes.is_main:
-            remove_unfinished(folder / CHECKPOINTS)
+    refuse_different_steps(state.progress.step, processes)
+    if resume and processes.is_main:  # now that everyone has read
+        remove_unfinished(folder / CHECKPOINTS)
     observers = observers if processes.is_main else ()
 
     sinks = open_sinks(log_to, folder, config.to_values()) if processes.is_main else []
