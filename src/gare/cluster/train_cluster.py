@@ -157,7 +157,9 @@ def _failure(run: Any) -> Exception | None:
     try:
         ray.get(run, timeout=0)
     except RayTaskError as error:
-        return error.cause if isinstance(error.cause, Exception) else error
+        cause: Exception = error.cause
+        return cause
     except RayError as error:
-        return error
+        lost: Exception = error
+        return lost
     return None
