@@ -183,6 +183,11 @@ class SeaweedFS:
         return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_ACCESS_KEY_ID": "any",
                 "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}  # fmt: skip
 
+    def put(self, address: str, data: bytes) -> None:
+        """Write the object at an address, `s3://gare/key`."""
+        url = f"http://127.0.0.1:{self.port}/{address.removeprefix('s3://')}"
+        urllib.request.urlopen(urllib.request.Request(url, data, method="PUT"), timeout=HANG_S).close()
+
     def volume_with_most(self) -> str:
         """The volume server that holds the most bytes."""
         volumes = [name for name in self.processes if name.startswith("volume")]

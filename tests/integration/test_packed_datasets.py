@@ -6,6 +6,8 @@ import io
 import json
 import sys
 import tarfile
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +20,8 @@ from clips import numbered_image, read_number, steady, write_video
 from gare.cli.main import app
 from gare.data.datasets import read_dataset
 from gare.data.frame_cache import FrameCache
-from gare.data.loader import FrameSource
-from gare.data.manifest import Counts
+from gare.data.loader import FrameSource, PairLoader
+from gare.data.manifest import Counts, Header, Manifest
 from gare.data.video import read_frames, source_exists
 from gare.errors import DataError, VideoError
 from gare.train import RunConfig, train
@@ -117,6 +119,73 @@ def test_a_prepared_set_of_shards_is_checked_and_read_directly(shards, clips, tm
     assert direct == [read_number(image) for image in read_frames(clips[0], 3)]
     with pytest.raises(VideoError, match=r"has no image, video or folder 'clip9\.mp4'"):
         read_frames(str(shards / "train-000000.tar::clip9.mp4"), 3)
+
+
+@pytest.fixture
+def remote(shards, seaweedfs, monkeypatch) -> str:
+    """The same shards on S3."""
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    address = f"s3://gare/{uuid.uuid4().hex}/shards"
+    for shard in shards.rglob("*.tar"):
+        seaweedfs.put(f"{address}/{shard.relative_to(shards)}", shard.read_bytes())
+    return address
+
+
+def test_shards_on_object_storage_are_prepared_as_those_of_a_folder(shards, remote, tmp_path):
+    prepare("webdataset", "--annotations", shards, "--out", tmp_path / "here")
+    done = prepare("webdataset", "--annotations", remote, "--out", tmp_path / "there")
+    assert done["failures"] == []
+    here, there = (Manifest.load(tmp_path / name / "manifest.csv") for name in ("here", "there"))
+    assert there.rows == here.rows
+    assert there.source(there.videos("train")[0]) == f"{remote}/train-000000.tar::clip0.mp4"
+    caches = [FrameCache(tmp_path / name / "frames") for name in ("here", "there")]
+    for video in here.all_videos():
+        first, second = (cache.read(video.video_id, 3) for cache in caches)
+        assert [image.tobytes() for image in first] == [image.tobytes() for image in second]
+    one = read_dataset("webdataset", Path(f"{remote}/train-000000.tar"))
+    assert one.source(one.videos("train")[0]) == f"{remote}/train-000000.tar::clip0.mp4"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_sample_of_shards_on_object_storage_is_seen_once_in_an_epoch(
+    seaweedfs, remote, num_workers, tmp_path
+):
+    """By two training processes together, read from S3 directly, also by the processes that load ahead."""
+    images = [[member(f"{n}.png", png(n)), member(f"{n}.txt", f"number {n}".encode())] for n in range(12)]
+    written = write_tar(tmp_path / "images.tar", *(each for pair in images for each in pair))
+    seaweedfs.put(f"{remote}/train-000001.tar", written.read_bytes())
+    rows = read_dataset("webdataset", Path(f"{remote}/train-000001.tar")).rows
+    addressed = [replace(row, path=f"{remote}/{row.path}") for row in rows]
+    Manifest(Header("numbers"), tuple(addressed)).save(tmp_path / "manifest.csv")
+    source = FrameSource.open(tmp_path / "manifest.csv", 1)
+    for epoch in range(2):
+        seen: list[str] = []
+        for rank in range(2):
+            loader = PairLoader(
+                source,
+                "train",
+                image_size=32,
+                batch_size=2,
+                seed=0,
+                num_workers=num_workers,
+                rank=rank,
+                world_size=2,
+            )
+            for text, video in loader.batches(epoch):
+                assert video.mask_VF.all()
+                seen += text.captions
+        assert sorted(seen) == sorted(f"number {n}" for n in range(12))
+    for n, video in enumerate(source.manifest.videos("train")):
+        assert read_number(source.read(video)[0]) == n
+
+
+def test_what_is_not_on_object_storage_is_said(remote):
+    with pytest.raises(DataError, match=r"s3://.*/nothing has no tar"):
+        read_dataset("webdataset", Path(f"{remote}/nothing"))
+    assert not source_exists(f"{remote}/train-000009.tar::clip0.mp4")
+    with pytest.raises(VideoError, match=r"train-000009\.tar cannot be read"):
+        read_frames(f"{remote}/train-000009.tar::clip0.mp4", 3)
 
 
 def test_two_equal_videos_in_two_splits_are_a_leak(clips, tmp_path):

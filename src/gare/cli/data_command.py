@@ -70,6 +70,8 @@ def prepare(
 
         gare data prepare webdataset --annotations shards --out prepared
 
+        gare data prepare webdataset --annotations s3://bucket/shards --out prepared
+
         gare data prepare huggingface --annotations saved-dataset --out prepared
 
         gare data prepare activitynet --annotations anet --videos anet/videos --out prepared --frames 64

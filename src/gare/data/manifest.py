@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from gare.atomic import replacing
 from gare.data.annotation_files import Problems, parse_csv, read_text, split_lines
+from gare.data.object_storage import is_remote
 from gare.errors import DataError
 
 Split = Literal["train", "val", "test"]
@@ -133,7 +134,7 @@ class Manifest:
 
     def source(self, row: Row) -> str:
         """Where `read_frames` finds the video of this row."""
-        return row.path if Path(row.path).is_absolute() else f"{self.header.root}/{row.path}"
+        return row.path if _is_absolute(row.path) else f"{self.header.root}/{row.path}"
 
     def _rows(self, split: Split) -> list[Row]:
         if split not in self._by_split:
@@ -219,7 +220,7 @@ class Manifest:
             raise DataError(
                 f"{path} has no rows; expected the columns {', '.join(_COLUMNS)} and a row per caption"
             )
-        root = header.root if Path(header.root).is_absolute() else str(path.parent / header.root)
+        root = header.root if _is_absolute(header.root) else str(path.parent / header.root)
         manifest = cls(replace(header, root=root), tuple(row for _, row in numbered))
         if not allow_missing:
             manifest.check_counts()
@@ -256,6 +257,10 @@ def join(name: str, manifests: Sequence[Manifest]) -> Manifest:
     names = [manifest.header.name for manifest in manifests]
     repeated = len(set(names)) < len(names) or any(each.header.repeated_captions for each in manifests)
     return Manifest(Header(name, protocol, expected, repeated_captions=repeated), tuple(rows))
+
+
+def _is_absolute(path: str) -> bool:
+    return is_remote(path) or Path(path).is_absolute()
 
 
 def _first_rows(rows: Iterable[Row]) -> dict[str, Row]:

@@ -6,7 +6,8 @@
 | `shard.tar` | `video7/` | a folder of pictures in the archive |
 | `data.arrow`, `data.parquet` | `video/17.mp4` | row 17 of the column `video` of a Hugging Face dataset |
 
-A source is written `container::member`. The ending of the member says what it is: a video or a picture.
+A source is written `container::member`. The ending of the member says what it is: a video or a picture. A tar
+may lie on object storage, `s3://bucket/shard.tar`: its headers and then single members are read from there.
 Members that are links, or whose name leads out of the archive, are not there.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from gare.data.containers import VIDEO_SUFFIXES
+from gare.data.object_storage import is_remote, open_binary
 from gare.errors import VideoError
 
 SEPARATOR = "::"
@@ -127,6 +129,8 @@ def _chunks(source: str) -> Iterator[bytes]:
 
 
 def _open(path: str) -> Container:
+    if is_remote(path):
+        return _index_remote_tar(path)
     try:
         stat = os.stat(path)
     except OSError:
@@ -154,14 +158,20 @@ def tar_members(path: str | Path) -> Iterator[tarfile.TarInfo]:
     Raises:
         VideoError: it is none, or it is cut off.
     """
-    size = os.path.getsize(path)
     try:
-        with tarfile.open(path, "r:", tarinfo=_BoundedTarInfo) as archive:
+        with (
+            open_binary(str(path)) as file,
+            tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedTarInfo) as archive,
+        ):
+            size = file.seek(0, os.SEEK_END)
             for member in archive:
                 if member.offset_data + member.size > size:
                     raise tarfile.ReadError(f"{member.name} ends after the archive does")
                 yield member
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+    except OSError as error:
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise VideoError(f"{path} cannot be read: {reason}") from None
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise VideoError(
             f"{path} is not a plain tar archive ({error}); compressed ones must be unpacked"
         ) from None
@@ -193,11 +203,17 @@ class _TarIndex:
     def chunks(self, member: str) -> Iterator[bytes]:
         offset, left = self.places[member]
         # Opened for each read: no descriptor to leak or to share over a fork, and it costs microseconds.
-        with open(self.path, "rb") as file:
+        with open_binary(self.path) as file:
             file.seek(offset)
             while left and (chunk := file.read(min(left, _COPIED_AT_ONCE))):
                 left -= len(chunk)
                 yield chunk
+
+
+@lru_cache(maxsize=1024)
+def _index_remote_tar(path: str) -> _TarIndex:
+    """As `_index_tar`, once for a process: a shard on object storage is written once and stays."""
+    return _index_tar(path, 0, 0)
 
 
 @lru_cache(maxsize=64)

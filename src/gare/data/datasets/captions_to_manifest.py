@@ -9,6 +9,7 @@ from pathlib import Path
 from gare.data.annotation_files import Problems
 from gare.data.containers import VIDEO_SUFFIXES
 from gare.data.manifest import Counts, Header, Manifest, Row, Split
+from gare.data.object_storage import address_of
 from gare.data.packed_members import IMAGE_SUFFIXES
 from gare.errors import DataError
 
@@ -38,7 +39,7 @@ def build(
         for video_id, texts in by_video.items()
         for caption in texts
     )
-    root = "." if videos is None else str(videos.resolve())
+    root = "." if videos is None else address_of(videos) or str(videos.resolve())
     return Manifest(Header(name, protocol, expected, root, repeated_captions), rows)
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gare.data.containers import VIDEO_SUFFIXES
 from gare.data.datasets.captions_to_manifest import Captions, build
 from gare.data.datasets.split_names import split_of_name
 from gare.data.manifest import Counts, Manifest, Split
+from gare.data.object_storage import address_of, list_objects, open_binary
 from gare.data.packed_members import IMAGE_SUFFIXES, SEPARATOR, leads_out, tar_members
 from gare.errors import DataError, VideoError
 
@@ -33,20 +34,16 @@ def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
     """The samples of all shards of a folder, or of one shard.
 
     Args:
-        annotations: the folder of shards, or the one tar.
+        annotations: the folder of shards, or the one tar; here or on object storage, `s3://bucket/shards`.
         videos: not used; videos lie beside their captions.
     """
     if videos is not None:
         raise DataError("the videos of WebDataset shards lie in the shards: leave --videos out")
-    root = annotations if annotations.is_dir() else annotations.parent
-    shards = sorted(annotations.rglob("*.tar")) if annotations.is_dir() else [annotations]
-    if not shards or not all(shard.is_file() for shard in shards):
-        raise DataError(f"{annotations} has no tar; give the folder of shards, or one shard")
+    root, shards = _find(annotations)
     captions: dict[Split, dict[str, list[str]]] = {}
     paths: dict[str, str] = {}
     problems: list[str] = []
-    for shard in shards:
-        place = shard.relative_to(root)
+    for place, shard in shards.items():
         split = split_of_name(place) or "train"
         for key, sample in _samples(shard, problems).items():
             video_id = f"{place.with_suffix('').as_posix()}/{key}"
@@ -57,6 +54,36 @@ def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
     return build(annotations.stem, "WebDataset shards", captions, videos=root, paths=paths, expected=counted)
 
 
+def _find(annotations: Path) -> tuple[Path, dict[PurePosixPath, str]]:
+    """The folder or address that all shards lie below, and the shards by their place there."""
+    address = address_of(annotations)
+    if address is None:
+        is_folder = annotations.is_dir()
+        paths = sorted(annotations.rglob("*.tar")) if is_folder else [annotations]
+        found = [path.as_posix() for path in paths if path.is_file()]
+    else:
+        found = _list(address)
+        is_folder = found != [address]
+    if not found:
+        raise DataError(f"{address or annotations} has no tar; give the folder of shards, or one shard")
+    root = annotations if is_folder else annotations.parent
+    return root, {PurePosixPath(Path(shard).relative_to(root)): shard for shard in found}
+
+
+def _list(address: str) -> list[str]:
+    scheme = address.partition("://")[0]
+    try:
+        return sorted(
+            f"{scheme}://{info.path}" for info in list_objects(address) if info.path.endswith(".tar")
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise DataError(
+            f"{address} cannot be listed: {reason}. Check the address, the credentials and that the service "
+            "runs"
+        ) from error
+
+
 class _Sample:
     """The members of one key."""
 
@@ -65,12 +92,12 @@ class _Sample:
         self.captions: list[str] = []
 
 
-def _samples(shard: Path, problems: list[str]) -> dict[str, _Sample]:
+def _samples(shard: str, problems: list[str]) -> dict[str, _Sample]:
     """Whole samples by key, in the order of the shard; what is wrong with others is noted."""
     found: dict[str, _Sample] = {}
     seen: set[str] = set()
     try:
-        with shard.open("rb") as file:
+        with open_binary(shard) as file:
             for member in tar_members(shard):
                 name = member.name.removeprefix("./")
                 key, suffix = _key_of(name)

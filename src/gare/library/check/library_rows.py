@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gare.data.object_storage import is_remote
 from gare.errors import LibraryError
 from gare.library.check.check_report import Finding
 from gare.library.index.commit import recipe_of
-from gare.library.index.object_files import is_remote
 from gare.library.index.segment import parse_segmentation
 from gare.library.search.stage1 import AUDIT_NOTE
 from gare.library.store import Store

@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from threading import Event
 
-from gare.library.index.object_files import Scratch, is_remote
+from gare.data.object_storage import is_remote
+from gare.library.index.object_files import Scratch
 from gare.library.index.scan import FoundFile, Identity, file_identity
 
 DIGEST_BYTES = 16

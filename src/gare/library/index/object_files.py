@@ -19,32 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from gare.data.containers import VIDEO_SUFFIXES
+from gare.data.object_storage import is_remote, list_objects, open_storage
 from gare.errors import LibraryError
 from gare.library.index.scan import FoundFile, Problem, Scan, scan_folders
 
-SCHEMES = ("s3://", "gs://")
 SCRATCH_BYTES = 16 * 2**30
 """What objects in work may take of the disk, in each process that indexes."""
 SCRATCH_VARIABLE = "GARE_SCRATCH"
 """The environment variable that names another folder for scratch space than the system's."""
 _LEFT_FREE_BYTES = 2**30
 _BLOCK_BYTES = 8 * 2**20
-_CONNECT_S, _REQUEST_S = 10.0, 60.0
 _WAIT_S = 0.5
 _PREFIX = "gare-scratch-"
 
 
 class Unreachable(OSError):
     """An object that could not be fetched this time; the next run tries again."""
-
-
-def is_remote(path: str) -> bool:
-    """Whether a path is an address on object storage.
-
-    >>> is_remote("s3://bucket/dog.mp4"), is_remote("/videos/dog.mp4")
-    (True, False)
-    """
-    return path.startswith(SCHEMES)
 
 
 def normal_source(source: str) -> str:
@@ -105,37 +95,14 @@ def _fits(path: str, names: Sequence[str], pattern: str) -> bool:
 def _list(root: str) -> list[Any]:
     """The objects at an address: itself, or all below it."""
     import pyarrow as pa
-    from pyarrow import fs
 
-    system, path = _open(root)
     try:
-        (info,) = system.get_file_info([path])
-        if info.type == fs.FileType.File:
-            return [info]
-        selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
-        return [each for each in system.get_file_info(selector) if each.type == fs.FileType.File]
+        return list_objects(root)
     except (OSError, pa.ArrowException) as error:
         raise LibraryError(
             f"{root} cannot be listed: {_first_line(error)}. Check the address, the credentials and that the "
             "service runs"
         ) from error
-
-
-def _open(uri: str) -> tuple[Any, str]:
-    """The filesystem of an address, and the path there. Keys come from the usual variables."""
-    from pyarrow import fs
-
-    scheme, _, path = uri.partition("://")
-    if scheme == "gs":
-        return fs.GcsFileSystem(), path
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options: dict[str, Any] = {"connect_timeout": _CONNECT_S, "request_timeout": _REQUEST_S}
-    if endpoint:
-        options["scheme"], _, options["endpoint_override"] = endpoint.rstrip("/").partition("://")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region or endpoint:
-        options["region"] = region or "us-east-1"
-    return fs.S3FileSystem(**options), path
 
 
 class Scratch:
@@ -209,7 +176,7 @@ class Scratch:
     def _fetch(self, file: FoundFile, place: str) -> str:
         import pyarrow as pa
 
-        system, path = _open(file.path)
+        system, path = open_storage(file.path)
         try:
             num_bytes = 0
             with system.open_input_stream(path) as source, open(place, "wb") as target:

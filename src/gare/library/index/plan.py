@@ -6,8 +6,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gare.data.object_storage import is_remote
 from gare.errors import LibraryError
-from gare.library.index.object_files import has_objects, is_remote, normal_source
+from gare.library.index.object_files import has_objects, normal_source
 from gare.library.index.scan import FoundFile, Problem, Scan, is_below
 from gare.library.store import Store
 
