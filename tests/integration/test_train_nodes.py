@@ -1,4 +1,4 @@
-"""Training on two nodes: two launchers of torchrun that know of each other by an address alone, over gloo."""
+"""Training on two nodes over gloo: two launchers of torchrun that know an address alone, or a Ray of two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gare.train import RunConfig, train
+from gare.cluster.ray_link import connected
+from gare.cluster.train_cluster import train_on_cluster
+from gare.errors import ClusterError, ConfigError
+from gare.train import Observer, RunConfig, train
 from servers import HANG_S, free_port
 from toy_data import recipe, write_dataset
+from warm import run_gare
 
 CPU = torch.device("cpu")
 NUM_STEPS, LAST_STEP_OF_THE_LOST = 8, 3
@@ -134,4 +138,66 @@ def test_folders_that_are_not_shared_are_refused_and_one_node_goes_on_without_th
     for each, rank in ((out, 0), (elsewhere, 1)):
         assert "would go on from different steps" in said(each, rank)
     train(RunConfig.load(out / "config.toml"), out, resume=True, device=CPU)
+    assert_same_weights(out, alone)
+
+
+class Dies(Observer):
+    """Ends the first process of a run at once, in the middle of a step."""
+
+    def start(self, run: object) -> None: ...
+
+    def before_step(self, step: int, batch: object) -> None:
+        if step == LAST_STEP_OF_THE_LOST:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def after_step(self, step: int, loss: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A Ray of two nodes with one core each."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    with pytest.MonkeyPatch.context() as patch:
+        here = str(Path(__file__).parent)
+        patch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))  # what this process can import
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        cluster.add_node(**node)
+        yield cluster.address
+        cluster.shutdown()
+
+
+def test_ray_starts_the_processes_and_a_lost_one_ends_the_run_which_then_goes_on(
+    alone: Path, tmp_path: Path, ray_address: str
+) -> None:
+    config, out = RunConfig.load(alone / "config.toml"), tmp_path / "run"
+    machines: list[str] = []
+    with connected(ray_address, user="a test"):
+        with pytest.raises(ClusterError, match=r"process 0 of 2, on .* is lost .*with --resume"):
+            train_on_cluster(
+                config, out, num_workers=2, device="cpu", observers=[Dies()], on_start=machines.extend
+            )
+        assert len(machines) == 2
+        changed = RunConfig.load(alone / "config.toml", ["seed=5"])
+        with pytest.raises(ConfigError, match="has other settings"):  # what a process says is what we say
+            train_on_cluster(changed, out, num_workers=2, device="cpu", resume=True)
+    assert not (out / "last").exists()
+    recipe_file = alone / "config.toml"
+    done = run_gare(
+        "train",
+        recipe_file,
+        "--out",
+        out,
+        "--resume",
+        "--device",
+        "cpu",
+        "--ray",
+        ray_address,
+        "--workers",
+        2,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(out / "best")
     assert_same_weights(out, alone)

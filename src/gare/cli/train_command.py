@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gare.cli.options import choose_device
 from gare.cli.recipes import RECIPES, find_recipe, recipe_names
+
+if TYPE_CHECKING:
+    from gare.train import Observer, RunConfig
 
 
 def train(
@@ -27,6 +32,15 @@ def train(
         [], "--log-to", help="Send metrics to wandb or trackio too (extras of these names)."
     ),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
+    ray: str | None = typer.Option(
+        None,
+        "--ray",
+        metavar="ADDRESS",
+        help="Train on a Ray cluster: HOST:PORT, ray://HOST:PORT, auto, or local. See docs/training.md.",
+    ),
+    workers: int = typer.Option(
+        0, min=0, help="Processes with --ray; 0: one for each GPU, or each machine if there are none."
+    ),
 ) -> None:
     """Train a model. The best on the selection split is in OUT/best, the final one in OUT/last.
 
@@ -43,8 +57,10 @@ def train(
         WANDB_MODE=offline gare train my_recipe.toml --out runs/mine --log-to wandb
 
         torchrun --nproc-per-node 4 -m gare train msrvtt9k_paper --out runs/paper
+
+        gare train my_recipe.toml --out /shared/run --ray head:6379 --workers 8
     """
-    from gare.train import Observer, RunConfig
+    from gare.train import RunConfig
     from gare.train import train as run
     from gare.train.log_sinks import SINKS
 
@@ -60,6 +76,9 @@ def train(
     # As TOML reads it: a name may have any character.
     chosen = [f"start_from={json.dumps(model)}"] if model else []
     config = RunConfig.load(find_recipe(recipe, RECIPES), [*settings, *chosen])
+    if ray is not None:
+        _train_by_ray(ray, config, out, workers, resume, device, observers, log_to)
+        return
     best = run(
         config,
         out,
@@ -69,3 +88,34 @@ def train(
         log_to=log_to,
     )
     typer.echo(best)
+
+
+def _train_by_ray(
+    address: str,
+    config: RunConfig,
+    out: Path,
+    workers: int,
+    resume: bool,
+    device: str,
+    observers: Sequence[Observer],
+    log_to: Sequence[str],
+) -> None:
+    from gare.cluster.ray_link import connected
+    from gare.cluster.train_cluster import train_on_cluster
+    from gare.train.training_run import BEST
+
+    def say(machines: Sequence[str]) -> None:
+        typer.echo(f"training on {', '.join(machines)}; metrics: {out / 'metrics.jsonl'}", err=True)
+
+    with connected(address, user="gare train --ray"):
+        train_on_cluster(
+            config,
+            out,
+            num_workers=workers or None,
+            resume=resume,
+            device=device,
+            observers=observers,
+            log_to=log_to,
+            on_start=say,
+        )
+    typer.echo(out / BEST)
