@@ -265,6 +265,10 @@ def test_files_that_cannot_be_cut(short, tmp_path):
         for exact in (False, True):
             with pytest.raises(ClipError):
                 cut_clip(tmp_path / name, sounds / "clip.mp4", 0, 1, exact=exact)
+    for name in ("text.mp4", "empty.mp4"):
+        with pytest.raises(ClipError, match="is not a video that can be read: Invalid data") as refused:
+            cut_clip(tmp_path / name, sounds / "clip.mp4", 0, 1)
+        assert "--exact" not in str(refused.value)  # which would not help
     with pytest.raises(ClipError, match="no folder"):
         cut_clip(short, tmp_path / "nowhere" / "clip.mp4", 0, 1)
     with pytest.raises(ClipError, match="no name for a clip"):

@@ -107,7 +107,7 @@ def index(
     """Find the videos in folders, encode what is new or changed, and drop what is gone.
 
     Run it again whenever you like: what is known is not read again, and moved files are recognised. Ctrl-C,
-    even a crash, loses at most the last seconds of work. One bad file never stops it: see `--failed`.
+    even a crash, costs at most the files that were being read. One bad file never stops it: see `--failed`.
 
     Examples:
 

@@ -67,7 +67,7 @@ def cut_video(order: CutOrder, source: int, target: int) -> Iterator[Cut | Failu
     try:
         _refuse_truncated(file)
         with (
-            open_video(file, av, fflags="+genpts") as container,
+            _open(file, av) as container,
             open(target, "wb", buffering=_BUFFER, closefd=False) as written,
         ):
             yield from _cut(order, container, written, av)
@@ -96,6 +96,16 @@ def _refuse_truncated(file: VideoFile) -> None:
         missing = find_truncation(start)
     if missing:
         raise VideoError(f"{file.path} is truncated: {missing}; copy or download it again", "truncated")
+
+
+def _open(file: VideoFile, av: Any) -> InputContainer:
+    """The file, opened. What is no video cannot be cut by another way either."""
+    try:
+        return open_video(file, av, fflags="+genpts")
+    except MemoryError:
+        raise
+    except damage_errors(av) as error:
+        raise VideoError(f"{file.path} is not a video that can be read: {reason(error)}") from None
 
 
 def _explain(order: CutOrder, error: Exception) -> Failure:
