@@ -32,7 +32,7 @@ tags = st.sampled_from(["a", "b", "c"])
 
 
 def row(**values: Any) -> dict[str, Any]:
-    some = {"id": "1", "path": "/v/x.mp4", "start": 0.0, "end": 1.0, "tags": []}
+    some = {"id": "1", "path": "/v/x.mp4", "file_duration": 1.0, "tags": []}
     return {**some, "modified": datetime(2024, 1, 1, tzinfo=UTC), **values}
 
 

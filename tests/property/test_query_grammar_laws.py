@@ -23,8 +23,7 @@ rows = st.fixed_dictionaries(
     {
         "id": st.sampled_from(VALUES),
         "path": st.sampled_from([f"/{value}/{other}.mp4" for value in VALUES[:6] for other in VALUES[:4]]),
-        "start": st.just(0.0),
-        "end": st.sampled_from([0.0, 5.0, 7.5, 60.0, 61.0]),
+        "file_duration": st.sampled_from([0.0, 5.0, 7.5, 60.0, 61.0]),
         "tags": st.lists(st.sampled_from(VALUES), max_size=3),
         "modified": st.datetimes(
             datetime(1970, 1, 1),

@@ -37,7 +37,7 @@ from gare.library.search.search_hit import (
 )
 from gare.library.search.search_request import SearchRequest, check_text
 from gare.library.search.stage1 import DEFAULT_CANDIDATES, recommended_candidates
-from gare.library.store import Store
+from gare.library.store import Store, fetch_readable
 from gare.library.store.read_deadline import check_deadline, checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
 from gare.library.store.store_protocol import Hits as StoreHits
@@ -227,7 +227,8 @@ class Searcher:
         ranking = Ranking.by_score(items, self._scores(query, items.video, table))
         if len(found.ids) < wanted and not self.damaged:  # stage 1 had no more: every item was scored
             return replace(ranking, certificate=Certificate(len(found.ids), len(items)))
-        if request.candidates is None and wanted < _MOST_CANDIDATES and _is_short(ranking, request):
+        has_more = len(found.ids) == wanted and wanted < _MOST_CANDIDATES
+        if request.candidates is None and has_more and _is_short(ranking, request):
             # One long file may fill the candidates with its moments.
             if request.by == "moment":
                 return self._score_candidates(query, request, min(4 * wanted, _MOST_CANDIDATES))
@@ -238,17 +239,19 @@ class Searcher:
         """The ranking with items of further files, if stage 1 finds any: moments of a film that has its best
         ones already are not scored."""
         more = self.store.search(query.stage1_E[None], _MOST_CANDIDATES, where=request.filter)[0].ids
-        paths = {row["id"]: row["path"] for row in self.store.fetch(more, ["id", "path"]).to_pylist()}
+        rows, _ = fetch_readable(self.store, more, ["id", "path"])
+        paths = {row["id"]: row["path"] for row in rows.to_pylist()}
         known, of_file, ids = {span.path for span in ranking.spans}, Counter[str](), list[str]()
         for item in more:
             path = paths.get(item)
             if path is not None and path not in known and of_file[path] < _OF_A_FILE:
                 of_file[path] += 1
                 ids.append(item)
-        if not ids:
+        try:
+            table = self.damaged.read_vectors(ids, self._columns) if ids else None
+        except DamagedLibraryError:  # all of them; the hits that there are need none
             return ranking
-        table = self.damaged.read_vectors(ids, self._columns)
-        if not len(table):
+        if table is None or not len(table):
             return ranking
         items = ItemFrames.of(table, self.model)
         other = Ranking.by_score(items, self._scores(query, items.video, table))
