@@ -201,3 +201,10 @@ def test_ray_starts_the_processes_and_a_lost_one_ends_the_run_which_then_goes_on
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(out / "best")
     assert_same_weights(out, alone)
+
+
+def test_workers_without_ray_are_refused(alone: Path, tmp_path: Path) -> None:
+    done = run_gare("train", alone / "config.toml", "--out", tmp_path / "run", "--workers", 2)
+    assert done.returncode == 2
+    assert "--nproc-per-node" in done.stderr
+    assert not (tmp_path / "run").exists()

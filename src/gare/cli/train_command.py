@@ -67,6 +67,8 @@ def train(
     unknown = sorted(set(log_to) - SINKS.keys())
     if unknown:
         raise typer.BadParameter(f"'{unknown[0]}' is not one of {', '.join(SINKS)}", param_hint="--log-to")
+    if workers and ray is None:
+        raise typer.BadParameter("is for --ray; with torchrun give --nproc-per-node", param_hint="--workers")
     observers: list[Observer] = []
     if probe:
         from gare.analysis.training_probe import TrainingProbe
