@@ -101,7 +101,8 @@ def test_heat_is_on_one_scale_for_a_page():
         frames = [Frame(time=float(i), score=score, weight=0.5) for i, score in enumerate(scores)]
         return Hit(
             id=item_id, name="", folder="", path="", start=0, end=1, width=1, height=1, modified="", tags=[],
-            duration=1, picture="", links=item_links(item_id, ""), score=0, moment=0, frames=frames, duplicates=[],
+            duration=1, picture="",
+            links=item_links(item_id, ""), score=0, moment=0, frames=frames, duplicates=[],
         )  # fmt: skip
 
     assert heat_levels([hit("a", 0.0, 0.9), hit("b", 0.1, 0.5)]) == {"a": [0, 9], "b": [0, 0]}
