@@ -204,6 +204,7 @@ class _Server:
                 elif (order := _receive_order(self._control)) is not None:
                     self._fork(*order)
                 else:
+                    signal.set_wakeup_fd(-1)  # what ends now is told by nobody: our sockets close first
                     for pid in self._workers:
                         os.kill(pid, signal.SIGKILL)
                     return
