@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,8 @@ import pytest
 from gare.errors import LibraryError
 from gare.library.filters import And, DurationBetween, HasTag, InFolder, NameLike, Not, matches
 from gare.library.store import Store, lance_store, lance_upkeep, open_store, postgres_tables
+from gare.library.store.lance_storage import Place
+from gare.library.store.lance_table import LanceTable
 from gare.library.store.store_schema import frame_schema, item_id
 from servers import HANG_S
 from stores import STAMP, make_files, make_rows, read_all
@@ -334,6 +337,38 @@ def test_records_are_changed_only_by_who_has_read_the_newest(store: Store):
     records.clear()
     assert records.read() == {}
     assert store.count() == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_of_many_who_make_a_table_the_first_one_counts(kind: str, new_library: Any):
+    """Lance's own mode "create" lets a late comer empty the table, here once in two times on S3."""
+    uri = str(new_library(kind))
+    place = Place(
+        uri, read_only=False, options=lance_store.storage_options(os.environ) if kind == "s3" else {}
+    )
+    if place.folder:
+        place.folder.mkdir()
+    num_threads = 4
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False)])
+    for number in range(5):
+        start = Barrier(num_threads)
+
+        def make(who: str, name: str = f"table{number}", start: Barrier = start) -> list[str]:
+            table = LanceTable(place, name, ("key",))
+            start.wait(HANG_S)
+            table.create(schema, [{"key": who}])
+            seen = table.snapshot(fresh=True).dataset.to_table()["key"].to_pylist()
+            table.merge(pa.table({"key": pa.array([f"then {who}"])}))
+            return [*seen, *table.snapshot(fresh=True).dataset.to_table()["key"].to_pylist()]
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            seen = list(pool.map(make, "abcd"))
+        first = {keys[0] for keys in seen}
+        assert len(first) == 1
+        for who, keys in zip("abcd", seen, strict=True):
+            assert f"then {who}" in keys
+        final = LanceTable(place, f"table{number}", ("key",)).snapshot().dataset.to_table()["key"].to_pylist()
+        assert sorted(final) == sorted([*first, *(f"then {who}" for who in "abcd")])
 
 
 def test_of_many_who_want_a_record_one_gets_it(uri: str, store: Store):

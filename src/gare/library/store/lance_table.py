@@ -142,18 +142,35 @@ class LanceTable:
         return True
 
     def create(self, schema: pa.Schema, rows: list[dict[str, Any]] | None = None) -> None:
-        """Make the table, with these rows; one that another process made meanwhile is left as it is."""
+        """Make the table, with these rows; one that another process made meanwhile is left as it is.
+
+        `lance.write_dataset(mode="create")` will not do: if another one makes the table between its look and
+        its commit, it empties that table. A commit upon version 0 that is not repeated fails instead.
+        """
         import lance
         import pyarrow as pa
+        from lance.fragment import write_fragments
 
         number = schema.get_field_index(self.key)
         schema = schema.set(number, schema.field(number).with_metadata(_PRIMARY_KEY))
         table = pa.Table.from_pylist(rows or [], schema=schema)
+        options = self.place.options
         with self.place.writing():
             try:
-                lance.write_dataset(table, self.uri, mode="create", storage_options=self.place.options)
-            except OSError as error:
-                if "already exists" not in str(error):
+                transaction = write_fragments(
+                    table, self.uri, mode="create", storage_options=options, return_transaction=True
+                )
+                self._flush()
+                lance.LanceDataset.commit(
+                    self.uri,
+                    transaction,
+                    read_version=0,
+                    storage_options=options,
+                    enable_v2_manifest_paths=True,
+                    max_retries=0,
+                )
+            except OSError:
+                if not self.exists():
                     raise
             self._flush()
             if self.place.folder:
