@@ -30,7 +30,7 @@ from gare.interaction.score_bounds import (
     square_of,
 )
 from gare.library.filters import Filter
-from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
+from gare.library.search.bound_table import BoundTable, Progress, card_rows, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
 from gare.library.search.item_frames import ItemFrames, card_keys
@@ -219,12 +219,13 @@ class ProvenSearch:
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:
         """The most that each item can score, [V]; infinite where no bound is known."""
         with self._lock:
-            cards = self._open_table().cards(ids, keys, self.on_progress)
+            found = self._open_table().find(ids, keys, self.on_progress)
         upper_V = torch.full((len(ids),), torch.inf, dtype=torch.float64)
-        if cards is not None:
-            known, places = cards
-            blocks = [known[rows] for rows in block_slices(len(known), _ITEMS_A_BLOCK)]
-            upper_V[places] = torch.cat([self._bound(query, block) for block in blocks]).cpu()
+        if found is not None:
+            cards, rows, places = found
+            for block in block_slices(len(rows), _ITEMS_A_BLOCK):
+                check_deadline()
+                upper_V[places[block]] = self._bound(query, card_rows(cards, rows[block])).cpu()
         return upper_V
 
     def _bound(self, query: EncodedQuery, cards: BoundCards) -> Tensor:
