@@ -66,7 +66,7 @@ class ResidentTable:
     ) -> None:
         if not can_reside(interaction):
             raise ValueError("only GARE with frames as context and the gap as query has resident bounds")
-        self._interaction, self._devices, self._wide = interaction, list(devices), wide_keys
+        self._interaction, self._devices, self.wide_keys = interaction, list(devices), wide_keys
         self._double = copy.deepcopy(interaction).to(self._devices[0], torch.float64).for_search()
         self._chunks: list[_Chunk] = []
 
@@ -77,6 +77,16 @@ class ResidentTable:
     def num_rows(self) -> int:
         """Rows of videos, of those that are gone, and of those that are to come."""
         return sum(chunk.capacity for chunk in self._chunks)
+
+    def num_lacking(self, num_new: int) -> int:
+        """Rows that will be allocated when so many videos come, at most, on all devices together."""
+        lacking = num_new - (self.num_rows - len(self))
+        return 0 if lacking <= 0 else max(lacking, self._least_growth) + len(self._devices) * _SMALLEST_CHUNK
+
+    @property
+    def _least_growth(self) -> int:
+        """Chunks of a large table are large too: each of them costs a launch of the kernels."""
+        return min(CHUNK * len(self._devices), self.num_rows // 8)
 
     @property
     def num_bytes(self) -> int:
@@ -96,7 +106,7 @@ class ResidentTable:
             while done < len(part):
                 chunk = self._open_chunk(part.frames_VFD.shape[1], len(video) - len(rows) + more)
                 some = part[done : done + chunk.room].to(chunk.device)
-                cards = make_resident(self._bounds_on(chunk.device), some, wide_keys=self._wide)
+                cards = make_resident(self._bounds_on(chunk.device), some, wide_keys=self.wide_keys)
                 rows += [chunk.first + place for place in chunk.put(cards)]
                 done += len(some)
         return rows
@@ -176,7 +186,7 @@ class ResidentTable:
         rows = {device: 0 for device in self._devices}
         for chunk in self._chunks:
             rows[chunk.device] += chunk.capacity
-        share = -(-max(to_come, self.num_rows) // len(self._devices))  # as many again: chunks stay few
+        share = -(-max(to_come, self._least_growth) // len(self._devices))
         capacity = min(CHUNK, max(_SMALLEST_CHUNK, share))
         self._chunks.append(_Chunk(min(rows, key=rows.__getitem__), num_frames, capacity, self.num_rows))
         return self._chunks[-1]
