@@ -33,13 +33,13 @@ from gare.library.filters import Filter
 from gare.library.search.bound_table import BoundTable, Progress, card_rows, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
-from gare.library.search.item_frames import ItemFrames, card_keys
+from gare.library.search.item_frames import ItemFrames, list_items
 from gare.library.search.key_table import KeyTable
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
 from gare.library.search.search_hit import Certificate
 from gare.library.store import Store
-from gare.library.store.read_deadline import check_deadline, checked
+from gare.library.store.read_deadline import check_deadline
 from gare.model import GARE
 from gare.types import block_slices
 
@@ -126,6 +126,9 @@ class ProvenSearch:
             return Certificate(len(ids), len(ids))
         return Certificate(len(ids), len(ranking), last, bound)
 
+    def warm_up(self) -> None:
+        """Nothing: bounds are made by the searches that need them, and kept in files."""
+
     def prepare(self) -> None:
         """Make the first bounds of a small library, so that `certify` has them."""
         ids, keys = self._items(None)
@@ -208,13 +211,7 @@ class ProvenSearch:
         return self._keys.num_held(keys) > (1 - _LEAST_GAIN) * len(keys)
 
     def _items(self, where: Filter | None) -> tuple[list[str], list[str]]:
-        ids: list[str] = []
-        keys: list[str] = []
-        columns = ["id", "frames_key", "start", "end"]
-        for batch in checked(self._store.scan(where=where, columns=columns)):
-            ids += batch.column("id").to_pylist()
-            keys += card_keys(batch)
-        return ids, keys
+        return list_items(self._store, where)
 
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:
         """The most that each item can score, [V]; infinite where no bound is known."""
