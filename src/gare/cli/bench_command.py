@@ -15,8 +15,8 @@ from rich.table import Table
 from gare.bench.bench_timing import describe_device
 from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.measured_constants import remember_constants
+from gare.bench.replica_bench import ReplicaBenchmark
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
-from gare.bench.serve_bench import ReplicaBenchmark
 from gare.cli.bench_moments_command import moments
 from gare.cli.options import choose_device
 from gare.extras import require
@@ -408,7 +408,9 @@ def serve(
         60.0, min=0.5, help="Seconds of load with the most clients; a sixth of it with fewer."
     ),
     batch: int = typer.Option(16, min=2, help="Searches answered together."),
-    replicas: int = typer.Option(0, min=0, help="Instead: one server beside so many on one library."),
+    replicas: int = typer.Option(
+        0, min=0, help="Instead: one server beside so many, and one of them killed."
+    ),
     address: str | None = typer.Option(None, help="With --replicas: where that library is, such as s3://…"),
     folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
@@ -424,7 +426,8 @@ def serve(
         gare bench serve --replicas 3 --address s3://bucket/bench
     """
     require("serve", "gare bench serve")
-    from gare.bench.serve_bench import benchmark_replicas, benchmark_serve
+    from gare.bench.replica_bench import benchmark_replicas
+    from gare.bench.serve_bench import benchmark_serve
 
     if bool(replicas) != (address is not None):
         raise typer.BadParameter("--replicas and --address go together", param_hint="--replicas")
@@ -479,11 +482,26 @@ def _print_replicas(result: ReplicaBenchmark, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
-    for name, step in (("one server", result.single), (f"{result.num_replicas} servers", result.replicas)):
-        typer.echo(
-            f"{name}: {step.searches_per_second:.1f} searches a second, p50 {step.p50_ms:.0f} ms, p95 "
-            f"{step.p95_ms:.0f} ms, {step.num_busy} told to come back, {step.num_errors} errors"
-        )
+    table = Table(
+        title=f"{result.num_items:,} items",
+        caption=f"{result.killed.num_retried} times a search was asked again of the next server; "
+        f"the largest server held {result.server_memory_gb:.2f} GB",
+    )
+    for column in ("", "clients", "searches/s", "p50 ms", "p95 ms", "longest ms", "429, 503", "errors"):
+        table.add_column(column, justify="right" if column else "left")
+    several = f"{result.num_replicas} servers"
+    rows = (
+        ("Library.search", result.in_process),
+        ("one server", result.one_client),
+        ("one server", result.single),
+        (several, result.replicas),
+        (f"{several}, one is killed", result.killed),
+    )
+    for name, step in rows:
+        numbers = (step.searches_per_second, step.p50_ms, step.p95_ms, step.longest_ms)
+        shown = [f"{numbers[0]:.1f}", *(f"{number:.0f}" for number in numbers[1:])]
+        table.add_row(name, str(step.clients), *shown, str(step.num_busy), str(step.num_errors))
+    Console().print(table)
 
 
 def _cpu() -> str:
