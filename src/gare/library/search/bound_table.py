@@ -50,6 +50,7 @@ class BoundTable:
         self._model, self._damaged = model, damaged
         self._rows: dict[str, int] = {}
         self._cards: BoundCards | None = None
+        self._last: tuple[Sequence[str], tuple[BoundCards, Tensor, Tensor]] | None = None
         self._file = None
         if folder is not None:
             self._file = _file_of(store, folder)
@@ -81,11 +82,15 @@ class BoundTable:
 
         Damaged items have none. None: no bounds are known for this interaction.
         """
+        if self._last is not None and self._last[0] is names:  # the list of the search before
+            return self._last[1]
         if not self.fill(ids, names, on_progress) or self._cards is None:
             return None
         row_V = torch.tensor([self._rows.get(key, -1) for key in names], dtype=torch.long)
         places = (row_V >= 0).nonzero()[:, 0]
-        return self._cards, row_V[places], places
+        found = self._cards, row_V[places], places
+        self._last = (names, found) if len(places) == len(names) else None
+        return found
 
     @torch.no_grad()
     def _make(self, missing: dict[str, str], on_progress: Progress) -> bool:
