@@ -195,21 +195,21 @@ def _as_nobody() -> dict[str, object]:
 class SeaweedFS:
     """S3 over two volume servers that each keep a copy of everything, and a spare one."""
 
-    def __init__(self, folder: Path, *, num_volumes: int = 3, copies: int = 2) -> None:
+    def __init__(self, folder: Path, *, num_volumes: int = 3, copies: int = 2, volume_mb: int = 64) -> None:
         self.folder = folder
         self.processes: dict[str, Process] = {}
         self._commands: dict[str, list[str]] = {}
         self.port = free_port()
         try:
-            self._start_all(num_volumes, copies)
+            self._start_all(num_volumes, copies, volume_mb)
         except BaseException:
             self.stop()
             raise
 
-    def _start_all(self, num_volumes: int, copies: int) -> None:
+    def _start_all(self, num_volumes: int, copies: int, volume_mb: int) -> None:
         master = _Ports()
-        self._start("master", *master.flags, "-mdir", self._made("master"), "-volumeSizeLimitMB", 64,
-                    "-defaultReplication", f"00{copies - 1}", "-peers", "none")  # fmt: skip
+        self._start("master", *master.flags, "-mdir", self._made("master"), "-peers", "none",
+                    "-volumeSizeLimitMB", volume_mb, "-defaultReplication", f"00{copies - 1}")  # fmt: skip
         _wait_http(master.http, "/cluster/status")
         known = ("-master", master.address)
         for number in range(num_volumes):
@@ -223,7 +223,8 @@ class SeaweedFS:
                     "-filer", filer.address, "-ip.bind", "127.0.0.1")  # fmt: skip
         _wait_http(self.port, "/")
         bucket = urllib.request.Request(f"http://127.0.0.1:{self.port}/gare", method="PUT")
-        urllib.request.urlopen(bucket, timeout=HANG_S).close()
+        with contextlib.suppress(urllib.error.HTTPError):  # it is there, in a folder that is used again
+            urllib.request.urlopen(bucket, timeout=HANG_S).close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -264,7 +265,7 @@ class SeaweedFS:
         wait_until(takes_writes, "the storage to take writes again")
 
     def _made(self, name: str) -> Path:
-        (self.folder / name).mkdir()
+        (self.folder / name).mkdir(exist_ok=True)
         return self.folder / name
 
     def _start(self, name: str, *arguments: object) -> None:

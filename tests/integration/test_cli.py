@@ -96,6 +96,20 @@ def test_bench_serve_asks_a_real_server():
     assert 0.1 < numbers["peak_memory_gb"] < 2
 
 
+def test_bench_serve_compares_one_process_one_server_and_several_and_kills_one(tmp_path):
+    sizes = "--items 300 --dim 16 --frames 3 --clients 4 --seconds 1 --batch 4 --replicas 2"
+    result = run(*f"bench serve {sizes} --address {tmp_path / 'library'} --json".split())
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads(result.stdout)
+    steps = [numbers[name] for name in ("in_process", "one_client", "single", "replicas", "killed")]
+    assert [step["clients"] for step in steps] == [1, 1, 4, 4, 4]
+    assert all(step["num_answers"] > 0 for step in steps)
+    assert [step["num_errors"] for step in steps] == [0, 0, 0, 0, 0]
+    assert all(step["p50_ms"] <= step["p95_ms"] <= step["longest_ms"] for step in steps)
+    assert [step["num_retried"] for step in steps[:4]] == [0, 0, 0, 0]
+    assert numbers["killed"]["num_retried"] > 0  # the dead one was asked, and another one answered
+
+
 def test_bench_index_and_encode(tmp_path):
     write_video(tmp_path / "a.mp4", steady(2))
     write_video(tmp_path / "b.mp4", steady(3))
@@ -104,8 +118,8 @@ def test_bench_index_and_encode(tmp_path):
     assert numbers["over_parts"] == pytest.approx(
         numbers["index_s"] / (numbers["decode_s"] + numbers["encode_s"])
     )
-    numbers = json.loads(run("bench", "encode", "--frames", "2", "--json").stdout)
-    assert numbers["videos_per_second"] == pytest.approx(1000 / numbers["video_ms"])
+    numbers = json.loads(run("bench", "encode", "--frames", "2", "--videos", "2", "--json").stdout)
+    assert numbers["videos_per_second"] == pytest.approx(2 * 1000 / numbers["batch_ms"])
 
 
 def test_bench_scoring_prints_a_table():

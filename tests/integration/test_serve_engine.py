@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from starlette.datastructures import UploadFile
 
 from gare.errors import QueryError
 from gare.library.library import Library
+from gare.library.search.resident_search import ResidentSearch
 from gare.library.search.search_request import SearchRequest
+from gare.library.search.searcher import Searcher
 from gare.serve.batching import Engine
-from gare.serve.observability import Metrics
+from gare.serve.observability import LoggedProgress, Metrics
 from gare.serve.problems import Problem
 from gare.serve.serve_options import ServeOptions
 from gare.serve.upload_decoding import Upload
@@ -207,3 +211,44 @@ def test_an_upload_whose_time_is_up_does_not_become_the_next_one(library, tmp_pa
     finally:
         uploads.close()
     assert pixels.reshape(-1, 3).mean(axis=0).round().tolist() == [0, 0, 255]
+
+
+def test_a_server_fills_the_table_of_a_gpu_when_it_starts_and_answers_a_crowd_from_it(served, monkeypatch):
+    """The CPU stands for the GPU; the log says how far it is."""
+
+    def on_cpu(searcher: Searcher) -> ResidentSearch:
+        parts = searcher.store, searcher.model, searcher.scorer, searcher.damaged, None
+        return ResidentSearch(*parts, [torch.device("cpu")])
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(LoggedProgress, "__call__", lambda self, *progress: told.append(progress))
+    with Library.open(served.library, read_only=True) as library:
+        expected = {query: library.search(query, top=5, exact=True) for query in QUERIES}
+        library.search_exactly_with(on_cpu)
+        with running(library) as engine:
+            deadline = time.monotonic() + HANG_S
+            while not told and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert told[-1] == (len(library), len(library))
+            works = [engine.search(SearchRequest(words=query, top=5, exact=True)) for query in QUERIES]
+
+            async def crowd() -> list[Any]:
+                return await asyncio.wait_for(asyncio.gather(*works), HANG_S)
+
+            for query, hits in zip(QUERIES, asyncio.run(crowd()), strict=True):
+                assert [hit.id for hit in hits] == [hit.id for hit in expected[query]]
+                assert hits.certificate is not None
+        assert library.searcher.proven.is_resident
+        assert len(told) == 1
+
+
+def test_progress_in_the_log_is_rare_and_says_how_long_it_takes(caplog):
+    progress = LoggedProgress("library to the GPU", every_s=0.0)
+    quiet = LoggedProgress("never", every_s=1e6)
+    with caplog.at_level("INFO", "gare.serve"):
+        for done in (10, 20):
+            progress(done, 40)
+            quiet(done, 40)
+    assert [record.message for record in caplog.records] == ["library to the GPU"] * 2
+    assert caplog.records[-1].fields["of"] == 40
+    assert caplog.records[-1].fields["seconds_left"] >= 0

@@ -161,6 +161,23 @@ def test_search_for_more_than_there_is_gives_all(filled: Store):
     assert list(hits.scores) == sorted(hits.scores, reverse=True)
 
 
+def test_a_version_grows_with_every_change_of_items(store: Store, uri: str):
+    """Where a store has one: a GPU that holds the items asks it whether they changed."""
+
+    def changes(change: Any) -> None:
+        before = store.version()
+        assert store.version() == before
+        change()
+        after = store.version()
+        assert (after is None) == (before is None) == uri.startswith("postgresql")
+        assert before is None or after > before
+
+    items, frames = make_rows(PATHS[:3])
+    changes(lambda: store.upsert(items, frames))
+    changes(lambda: store.upsert(*make_rows(PATHS[:1], version="2")))
+    changes(lambda: store.delete(items["id"].to_pylist()[:1]))
+
+
 def test_an_empty_library_answers(store: Store):
     assert store.count() == 0
     assert [hits.ids for hits in store.search(np.ones((2, 9)), 3)] == [[], []]

@@ -9,8 +9,9 @@ import torch
 
 from features import every_gap_aware, random_interaction, random_text, random_video, short
 from gare.interaction import GapAwareConfig, bounds_cuda, resident_table
-from gare.interaction.resident_cards import TextPlanes, make_resident
+from gare.interaction.resident_cards import TextPlanes, card_bytes, make_resident
 from gare.interaction.resident_table import ResidentTable, can_reside
+from gare.types import VideoFeatures
 
 CPU = torch.device("cpu")
 RESIDENT = [
@@ -79,25 +80,65 @@ def test_bounds_are_nearly_as_narrow_as_in_float64():
 def test_lists_are_those_of_scoring_everything_in_float64(side, scale, monkeypatch):
     """In chunks on two devices, with videos that come and go, and more left than is scored at once."""
     monkeypatch.setattr(resident_table, "CHUNK", 16)
+    monkeypatch.setattr(resident_table, "_SMALLEST_CHUNK", 4)
     monkeypatch.setattr(resident_table, "_MOST_LEFT", 60)
     monkeypatch.setattr(resident_table, "_PAIRS_AT_ONCE", 7)
     generator = torch.Generator().manual_seed(0)
     config = GapAwareConfig(corrected_side=side, pooling="text_conditioned")
     text, video, interaction = videos_near_texts(generator, config, scale=scale)
     table = ResidentTable(interaction, [CPU, CPU])
-    assert table.add(video[:10]) == range(10)
-    assert table.add(video[10:]) == range(10, 40)
-    found = table.find(text, 3, video.__getitem__)
-    assert [one.rows for one in found] == true_lists(interaction, text, video, 3)
-    for one in found:
-        assert one.num_scored == 40 or one.next_bound < one.scores[-1] + 1e-6
+    place_of = dict(enumerate(table.add(video[:10], more=30) + table.add(video[10:])))
+    assert len(table) == 40
 
-    gone = sorted({one.rows[0] for one in found})
-    table.remove(gone)
-    kept = [row for row in range(40) if row not in gone]
-    expected = true_lists(interaction, text, video[torch.tensor(kept)], 3)
-    again = table.find(text, 3, video.__getitem__)
-    assert [one.rows for one in again] == [[kept[row] for row in rows] for rows in expected]
+    def check() -> list[list[int]]:
+        """Lists by the number of the video, which must be those of float64 over what is there."""
+        number_of = {row: number for number, row in place_of.items()}
+        found = table.find(text, 3, lambda rows: video[torch.tensor([number_of[r] for r in rows.tolist()])])
+        here = sorted(place_of)
+        expected = true_lists(interaction, text, video[torch.tensor(here)], 3)
+        lists = [[number_of[row] for row in one.rows] for one in found]
+        assert lists == [[here[place] for place in places] for places in expected]
+        for one in found:
+            assert one.num_scored == len(here) or one.next_bound < one.scores[-1] + 1e-6
+        return lists
+
+    gone = sorted({numbers[0] for numbers in check()})
+    table.remove([place_of.pop(number) for number in gone])
+    assert len(table) == 40 - len(gone)
+    check()
+    num_rows = table.num_rows
+    place_of |= zip(gone, table.add(video[torch.tensor(gone)]), strict=True)
+    assert table.num_rows == num_rows  # what went has left its rows to what came
+    check()
+
+
+@torch.no_grad()
+def test_rows_are_spread_over_the_devices_and_take_what_is_said():
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(num_heads=2), num_videos=6)
+    devices = [CPU, torch.device("cpu:0")]  # two names of one device stand for two
+    for wide in (True, False):
+        table = ResidentTable(interaction, devices, wide_keys=wide)
+        table.add(video[:3], more=4000)
+        one_byte_each = table.num_bytes / table.num_rows
+        assert table.num_rows == 2002  # half of what is to come; the other device gets the rest
+        assert one_byte_each == card_bytes(5, 2, 32, wide_keys=wide)
+        assert table._open_chunk(7, 1).device != table._chunks[0].device
+    assert [len(one.rows) for one in table.find(text, 2, video.__getitem__)] == [2] * 5
+
+
+@torch.no_grad()
+def test_videos_of_different_lengths_are_in_one_table():
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(), num_videos=12)
+    short_ones = VideoFeatures(video.frames_VFD[6:, :3], torch.ones(6, 3, dtype=torch.bool))
+    table = ResidentTable(interaction, [CPU])
+    rows = table.add(video[:6]) + table.add(short_ones)
+    padded = VideoFeatures.cat([video[:6], short_ones])
+    found = table.find(text, 3, lambda wanted: padded[torch.tensor([rows.index(r) for r in wanted.tolist()])])
+    assert [[rows.index(row) for row in one.rows] for one in found] == true_lists(
+        interaction, text, padded, 3
+    )
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gare.bench.bench_timing import describe_device, median_ms, wait_for
 from gare.interaction import GapAware, GapAwareConfig
-from gare.interaction.resident_table import CHUNK, ResidentTable
+from gare.interaction.resident_table import ResidentTable
 from gare.types import TextFeatures, VideoFeatures, block_slices
 
 _CLUSTERS = 400
@@ -109,7 +109,7 @@ def benchmark_resident(
     for number, rows in enumerate(block_slices(case.num_items, _MADE_AT_ONCE)):
         part_VFD = videos.block(number, rows.stop - rows.start)
         frames_VFD[rows] = part_VFD
-        table.add(_features(part_VFD))
+        table.add(_features(part_VFD), more=case.num_items - rows.stop)
         if rows.stop % (16 * _MADE_AT_ONCE) == 0:
             say(f"  {rows.stop:,} cards")
     wait_for(device)
@@ -126,6 +126,7 @@ def benchmark_resident(
     found = table.find(text, case.top, fetch)  # and kernels are compiled
     search_ms = median_ms(lambda: table.find(text, case.top, fetch), device)
     bounds_ms = median_ms(lambda: table.bounds(text), device)
+    held_bytes = table.num_bytes * case.num_items // table.num_rows
     num_equal, broken = _compare(
         interaction, table, text[:check], frames_VFD, [one.rows for one in found], case.top
     )
@@ -134,10 +135,10 @@ def benchmark_resident(
         device=describe_device(device),
         torch=torch.__version__,
         build_s=build_s,
-        table_gb=table.num_bytes / 1e9 * case.num_items / (-(-case.num_items // CHUNK) * CHUNK),
+        table_gb=held_bytes / 1e9,
         search_ms=search_ms,
         bounds_ms=bounds_ms,
-        read_ms=_read_ms(table.num_bytes * case.num_items // (-(-case.num_items // CHUNK) * CHUNK), device),
+        read_ms=_read_ms(held_bytes, device),
         scored=sum(one.num_scored for one in found) / len(found),
         num_checked=min(check, case.num_texts),
         num_equal=num_equal,

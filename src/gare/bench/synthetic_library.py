@@ -25,10 +25,13 @@ from gare.model import GARE
 from gare.types import VideoFeatures
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gare.library.store import Store
 
 Say = Callable[[str], None]
-_ROWS_AT_ONCE = 2_000
+_ROWS_AT_ONCE = 16_384  # as many as a fragment of frames has for good: upkeep then rewrites none of them
+_ROWS_MADE = 2_048  # at a time, which bounds the memory that it takes
 _FILMS = "/films/"
 _FILM_S, _BLOCK, _SHOT = 3600, 32, 6  # seconds
 _WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -116,57 +119,69 @@ def _items_of(
 def _fill(store: Store, first: int, num_items: int, dim: int, frames: int, say: Say) -> None:
     import pyarrow as pa
 
-    generator = np.random.default_rng(2)
     for start in range(first, num_items, _ROWS_AT_ONCE):
-        count = min(_ROWS_AT_ONCE, num_items - start)
-        frames_VFD = clustered_frames(generator, count, frames, dim)
-        video = VideoFeatures(
-            torch.from_numpy(frames_VFD).float(), torch.ones(count, frames, dtype=torch.bool)
-        )
-        numbers = range(start, start + count)
-        paths = [f"/videos/{number // 1000:04d}/{number}.mp4" for number in numbers]
-        contents = [f"{number:032x}" for number in numbers]
-        vectors = [row.tobytes() for row in frames_VFD]
-        times = list(map(float, range(frames)))
-        keys = [
-            f"{content}/whole/0.000/{content[-12:]}/{frames_checksum(packed, times, b'', b'')}"
-            for content, packed in zip(contents, vectors, strict=True)
+        end = min(start + _ROWS_AT_ONCE, num_items)
+        slices = [
+            _make_rows(at, min(_ROWS_MADE, end - at), dim, frames) for at in range(start, end, _ROWS_MADE)
         ]
-        items = {
-            "id": [item_id(path, 0.0) for path in paths],
-            "path": paths,
-            "content": contents,
-            "start": [0.0] * count,
-            "end": [12.0] * count,
-            "file_duration": [12.0] * count,
-            "width": [640] * count,
-            "height": [360] * count,
-            "modified": [_WHEN] * count,
-            "added": [_WHEN] * count,
-            "tags": [[]] * count,
-            "frames_key": keys,
-            "vector": list(plain_vectors(video).numpy()),
-        }
-        parts = {
-            "frames_key": keys,
-            "vectors": vectors,
-            "times": [times] * count,
-            "thumbnail": [b""] * count,
-            "strip": [b""] * count,
-        }
-        files = {
-            "path": paths,
-            "size": [1] * count,
-            "mtime_ns": [0] * count,
-            "content": contents,
-            "state": ["indexed"] * count,
-            "error_kind": [""] * count,
-            "error": [""] * count,
-            "num_items": [1] * count,
-            "split": ["whole"] * count,
-            "checked": [_WHEN] * count,
-        }
-        store.upsert(pa.table(items, schema=item_schema(dim + 1)), pa.table(parts, schema=frame_schema()))
-        store.record_files(pa.table(files, schema=file_schema()))
-        if (start // _ROWS_AT_ONCE) % 10 == 9:
-            say(f"  {start + count:,}")
+        items, parts, files = (pa.concat_tables(tables) for tables in zip(*slices, strict=True))
+        store.upsert(items, parts)
+        store.record_files(files)
+        say(f"  {end:,}")
+
+
+def _make_rows(start: int, count: int, dim: int, frames: int) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Items, frames and ledger of so many short videos."""
+    import pyarrow as pa
+
+    generator = np.random.default_rng([2, start])  # a making that was interrupted goes on with new vectors
+    frames_VFD = clustered_frames(generator, count, frames, dim)
+    video = VideoFeatures(torch.from_numpy(frames_VFD).float(), torch.ones(count, frames, dtype=torch.bool))
+    numbers = range(start, start + count)
+    paths = [f"/videos/{number // 1000:04d}/{number}.mp4" for number in numbers]
+    contents = [f"{number:032x}" for number in numbers]
+    vectors = [row.tobytes() for row in frames_VFD]
+    times = list(map(float, range(frames)))
+    keys = [
+        f"{content}/whole/0.000/{content[-12:]}/{frames_checksum(packed, times, b'', b'')}"
+        for content, packed in zip(contents, vectors, strict=True)
+    ]
+    items = {
+        "id": [item_id(path, 0.0) for path in paths],
+        "path": paths,
+        "content": contents,
+        "start": [0.0] * count,
+        "end": [12.0] * count,
+        "file_duration": [12.0] * count,
+        "width": [640] * count,
+        "height": [360] * count,
+        "modified": [_WHEN] * count,
+        "added": [_WHEN] * count,
+        "tags": [[]] * count,
+        "frames_key": keys,
+        "vector": list(plain_vectors(video).numpy()),
+    }
+    parts = {
+        "frames_key": keys,
+        "vectors": vectors,
+        "times": [times] * count,
+        "thumbnail": [b""] * count,
+        "strip": [b""] * count,
+    }
+    files = {
+        "path": paths,
+        "size": [1] * count,
+        "mtime_ns": [0] * count,
+        "content": contents,
+        "state": ["indexed"] * count,
+        "error_kind": [""] * count,
+        "error": [""] * count,
+        "num_items": [1] * count,
+        "split": ["whole"] * count,
+        "checked": [_WHEN] * count,
+    }
+    return (
+        pa.table(items, schema=item_schema(dim + 1)),
+        pa.table(parts, schema=frame_schema()),
+        pa.table(files, schema=file_schema()),
+    )

@@ -48,6 +48,8 @@ def clustered_vectors(generator: np.random.Generator, count: int, dim: int) -> n
 def clustered_frames(generator: np.random.Generator, count: int, frames: int, dim: int) -> np.ndarray:
     """Frame vectors of videos, [V, F, D] in float16: those of a video resemble each other."""
     means_VD = clustered_vectors(generator, count, dim)
-    noise = generator.normal(size=(count, frames, dim)).astype(np.float32) * (0.3 / np.sqrt(dim))
-    frames_VFD: np.ndarray = (means_VD[:, None] + noise).astype("<f2")
+    noise_VFD = generator.standard_normal((count, frames, dim), dtype=np.float32)
+    noise_VFD *= 0.3 / np.sqrt(dim)
+    noise_VFD += means_VD[:, None]
+    frames_VFD: np.ndarray = noise_VFD.astype("<f2")
     return frames_VFD

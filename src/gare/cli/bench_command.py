@@ -15,8 +15,8 @@ from rich.table import Table
 from gare.bench.bench_timing import describe_device
 from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.measured_constants import remember_constants
+from gare.bench.replica_bench import ReplicaBenchmark
 from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
-from gare.bench.serve_bench import ReplicaBenchmark
 from gare.cli.bench_moments_command import moments
 from gare.cli.options import choose_device
 from gare.extras import require
@@ -350,9 +350,13 @@ def index(
 @app.command()
 def encode(
     model: str = typer.Option(
-        "gare-mini", help="gare-mini, a folder, a hub id or a name; clip is ViT-B/32 with random weights."
+        "gare-mini",
+        "--model",
+        "--backbone",
+        help="gare-mini, a folder, a hub id or a name; clip is ViT-B/32 with random weights.",
     ),
     frames: int = typer.Option(12, min=1, help="Frames per video."),
+    videos: int = typer.Option(1, min=1, help="Time also this many videos at once."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
@@ -364,12 +368,14 @@ def encode(
 
         gare bench encode --model clip
 
+        gare bench encode --backbone clip --videos 128 --device cuda
+
         gare bench encode --model runs/mine/best --device cuda --json
     """
     from gare.bench.encode_bench import benchmark_encode
     from gare.model.model_inventory import Speed, remember_speed
 
-    result = benchmark_encode(model, frames=frames, device=choose_device(device))
+    result = benchmark_encode(model, frames=frames, device=choose_device(device), batch=videos)
     today = datetime.now(UTC).date().isoformat()
     rate = frames * result.videos_per_second
     remember_speed(model, Speed(result.device, result.texts_per_second, rate, today))
@@ -380,8 +386,9 @@ def encode(
         return
     typer.echo(
         f"{result.model} on {result.device}: loaded in {result.load_s:.2f} s; a text {result.text_ms:.1f} ms "
-        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.0f} ms "
-        f"({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
+        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.1f} ms"
+        + (f", {videos} at once {result.batch_ms:.1f} ms" if videos > 1 else "")
+        + f" ({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
     )
     if result.ratio is not None:
         typer.echo(
@@ -401,7 +408,9 @@ def serve(
         60.0, min=0.5, help="Seconds of load with the most clients; a sixth of it with fewer."
     ),
     batch: int = typer.Option(16, min=2, help="Searches answered together."),
-    replicas: int = typer.Option(0, min=0, help="Instead: one server beside so many on one library."),
+    replicas: int = typer.Option(
+        0, min=0, help="Instead: one server beside so many, and one of them killed."
+    ),
     address: str | None = typer.Option(None, help="With --replicas: where that library is, such as s3://…"),
     folder: Path | None = typer.Option(None, help="Keep the library here and use it again."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
@@ -417,7 +426,8 @@ def serve(
         gare bench serve --replicas 3 --address s3://bucket/bench
     """
     require("serve", "gare bench serve")
-    from gare.bench.serve_bench import benchmark_replicas, benchmark_serve
+    from gare.bench.replica_bench import benchmark_replicas
+    from gare.bench.serve_bench import benchmark_serve
 
     if bool(replicas) != (address is not None):
         raise typer.BadParameter("--replicas and --address go together", param_hint="--replicas")
@@ -472,11 +482,26 @@ def _print_replicas(result: ReplicaBenchmark, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
-    for name, step in (("one server", result.single), (f"{result.num_replicas} servers", result.replicas)):
-        typer.echo(
-            f"{name}: {step.searches_per_second:.1f} searches a second, p50 {step.p50_ms:.0f} ms, p95 "
-            f"{step.p95_ms:.0f} ms, {step.num_busy} told to come back, {step.num_errors} errors"
-        )
+    table = Table(
+        title=f"{result.num_items:,} items",
+        caption=f"{result.killed.num_retried} times a search was asked again of the next server; "
+        f"the largest server held {result.server_memory_gb:.2f} GB",
+    )
+    for column in ("", "clients", "searches/s", "p50 ms", "p95 ms", "longest ms", "429, 503", "errors"):
+        table.add_column(column, justify="right" if column else "left")
+    several = f"{result.num_replicas} servers"
+    rows = (
+        ("Library.search", result.in_process),
+        ("one server", result.one_client),
+        ("one server", result.single),
+        (several, result.replicas),
+        (f"{several}, one is killed", result.killed),
+    )
+    for name, step in rows:
+        numbers = (step.searches_per_second, step.p50_ms, step.p95_ms, step.longest_ms)
+        shown = [f"{numbers[0]:.1f}", *(f"{number:.0f}" for number in numbers[1:])]
+        table.add_row(name, str(step.clients), *shown, str(step.num_busy), str(step.num_errors))
+    Console().print(table)
 
 
 def _cpu() -> str:

@@ -10,8 +10,12 @@ import typer
 from gare.errors import QueryError
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of `--device`; `auto` is the GPU if there is one."""
+def choose_device(name: str, *, or_cpu: bool = False) -> torch.device:
+    """The device of `--device`; `auto` is the GPU if there is one.
+
+    Args:
+        or_cpu: where a machine has no GPU at all, take the CPU and say so.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -22,6 +26,9 @@ def choose_device(name: str) -> torch.device:
         ) from None
     if device.type not in ("cpu", "cuda"):
         raise typer.BadParameter(f"'{name}' is not supported; use auto, cpu or cuda", param_hint="--device")
+    if device.type == "cuda" and or_cpu and not torch.cuda.is_available():
+        typer.echo("no GPU is here; the CPU is used", err=True)
+        return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise typer.BadParameter(
             f"'{name}' is not here ({torch.cuda.device_count()} GPUs found); use --device cpu",

@@ -101,6 +101,7 @@ def search(
         gare search "a goal" --by moment --top 20 --out goals.edl
     """
     from gare.library.library import Library, find_library
+    from gare.library.search.resident_search import search_with_files
     from gare.library.search.search_request import SearchRequest
 
     listed = None
@@ -129,6 +130,7 @@ def search(
             by=by,
             unique=unique,
         )
+        opened.search_exactly_with(search_with_files)  # a table on a GPU would be filled for one search
         with _preparing(opened, exact):
             hits = opened.searcher.search(request)
         for notice in opened.searcher.notices(request):

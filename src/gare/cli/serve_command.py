@@ -131,7 +131,7 @@ def serve(
     with Library.open(
         library or find_library(),
         model=model,
-        device=choose_device(device),
+        device=choose_device(device, or_cpu=True),
         create=False,
         read_only=replica,
     ) as opened:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from gare.library.search.exact_score import ExactScorer
 from gare.library.search.proven_search import ProvenSearch
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
+from gare.library.search.resident_search import ResidentSearch
 from gare.library.store import Store
 from gare.library.store.read_deadline import Deadline
 from gare.model import GARE
@@ -116,8 +118,15 @@ class CardShard:
                 library = Library.open(self._address, model=model, device=self._device, read_only=True)
                 store = cast(Store, StoreRange(library.store, self._ids))
                 self._damaged, folder = DamagedItems(store), cache_folder() / "bounds"
-                self._proven = ProvenSearch(store, model, ExactScorer(model), self._damaged, folder)
+                self._proven = self._search_of(store, model, folder)
+                self._proven.warm_up()
         return True
+
+    def _search_of(self, store: Store, model: GARE, folder: Path) -> ProvenSearch:
+        scorer = ExactScorer(model)
+        if self._device.type == "cuda":
+            return ResidentSearch(store, model, scorer, self._damaged, folder, [self._device])
+        return ProvenSearch(store, model, scorer, self._damaged, folder)
 
     def find(self, asked: tuple[EncodedQuery, int, Filter | None], seconds: float) -> ShardAnswer:
         """The best items of the range with their proof; no longer than so many seconds are spent on it.

@@ -110,6 +110,9 @@ class ShardedSearch:
         """None: the cards are elsewhere, so that no proof comes at no cost."""
         return None
 
+    def warm_up(self) -> None:
+        """Nothing: a shard warms up when it is opened."""
+
     def prepare(self) -> None:
         """Nothing: shards make their cards when they are first asked."""
 

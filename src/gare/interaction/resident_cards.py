@@ -72,6 +72,18 @@ class ResidentCards:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
+def card_bytes(num_frames: int, num_heads: int, dim: int, *, wide_keys: bool) -> int:
+    """Memory of one video's card.
+
+    >>> card_bytes(12, 1, 512, wide_keys=True), card_bytes(12, 1, 512, wide_keys=False)
+    (15716, 9572)
+    """
+    num_atoms = num_frames * num_heads
+    triangles = 3 * num_atoms * (num_atoms + 1) // 2
+    numbers = NUM_ROWS * num_atoms + NUM_NUMBERS + 3 * num_heads + triangles
+    return ((2 if wide_keys else 1) * num_atoms + EXTRA_ROWS) * dim + 4 * numbers
+
+
 @dataclass(frozen=True)
 class TextPlanes:
     """Texts as integers of two bytes, high bytes and low ones, and what that moved them."""

@@ -1,8 +1,9 @@
 """A table of videos in the memory of a GPU, or of several, that finds the best of them for certain.
 
-Cards are made once and stay (`resident_cards.py`). A search bounds every score, takes the k-th best lower
-bound for a threshold, and scores in float64 what can still reach it. The frames behind that are asked for by
-their rows: they may be on the GPU, in main memory or in a store.
+Cards are made once and stay (`resident_cards.py`). Videos come and go: the row of one that is gone is taken
+by the next. A search bounds every score, takes the k-th best lower bound for a threshold, and scores in
+float64 what can still reach it. The frames behind that are asked for by their rows: they may be on the GPU,
+in main memory or in a store.
 
 Imports Triton when it searches. Shapes: T texts, V videos, F frames, P pairs, K numbers of a card.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from gare.interaction.gap_aware_bounds import GapAwareBounds
 
 CHUNK = 2**16
-"""Videos whose cards are allocated together."""
+"""Videos whose cards are allocated together, at most."""
+MOST_ATOMS = 124
+"""Frames × heads of a video whose products fit into the kernel's registers."""
+_SMALLEST_CHUNK = 1024
 _MADE_AT_ONCE = 1024  # their atoms in float64 are 50 MB, several times over
 _PAIRS_AT_ONCE = 4096
 _MOST_LEFT = 2**16  # pairs: where bounds leave more, the likeliest are scored first
@@ -61,14 +66,27 @@ class ResidentTable:
     ) -> None:
         if not can_reside(interaction):
             raise ValueError("only GARE with frames as context and the gap as query has resident bounds")
-        self._interaction, self._devices, self._wide = interaction, list(devices), wide_keys
+        self._interaction, self._devices, self.wide_keys = interaction, list(devices), wide_keys
         self._double = copy.deepcopy(interaction).to(self._devices[0], torch.float64).for_search()
         self._chunks: list[_Chunk] = []
-        self._gone: set[int] = set()
 
     def __len__(self) -> int:
-        """Rows, those of removed videos included."""
-        return sum(chunk.count for chunk in self._chunks)
+        return sum(chunk.num_videos for chunk in self._chunks)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of videos, of those that are gone, and of those that are to come."""
+        return sum(chunk.capacity for chunk in self._chunks)
+
+    def num_lacking(self, num_new: int) -> int:
+        """Rows that will be allocated when so many videos come, at most, on all devices together."""
+        lacking = num_new - (self.num_rows - len(self))
+        return 0 if lacking <= 0 else max(lacking, self._least_growth) + len(self._devices) * _SMALLEST_CHUNK
+
+    @property
+    def _least_growth(self) -> int:
+        """Chunks of a large table are large too: each of them costs a launch of the kernels."""
+        return min(CHUNK * len(self._devices), self.num_rows // 8)
 
     @property
     def num_bytes(self) -> int:
@@ -76,21 +94,27 @@ class ResidentTable:
         return sum(chunk.num_bytes for chunk in self._chunks)
 
     @torch.no_grad()
-    def add(self, video: VideoFeatures) -> range:
-        """Make the cards of these videos; their rows."""
-        first = len(self)
+    def add(self, video: VideoFeatures, *, more: int = 0) -> list[int]:
+        """Make the cards of these videos; their rows.
+
+        Args:
+            more: how many are to come after these, so that chunks are made for all of them.
+        """
+        rows: list[int] = []
         for part in video.blocks(_MADE_AT_ONCE):
             done = 0
             while done < len(part):
-                chunk = self._open_chunk()
-                some = part[done : done + CHUNK - chunk.count].to(chunk.device)
-                chunk.append(make_resident(self._bounds_on(chunk.device), some, wide_keys=self._wide))
+                chunk = self._open_chunk(part.frames_VFD.shape[1], len(video) - len(rows) + more)
+                some = part[done : done + chunk.room].to(chunk.device)
+                cards = make_resident(self._bounds_on(chunk.device), some, wide_keys=self.wide_keys)
+                rows += [chunk.first + place for place in chunk.put(cards)]
                 done += len(some)
-        return range(first, len(self))
+        return rows
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Leave these videos out from now on."""
-        self._gone.update(rows)
+        """Leave these videos out from now on; their rows are given to others."""
+        for chunk in self._chunks:
+            chunk.free([row - chunk.first for row in rows if row - chunk.first in range(chunk.capacity)])
 
     @torch.no_grad()
     def find(self, text: TextFeatures, top: int, fetch: Fetch) -> list[ProvenList]:
@@ -108,33 +132,40 @@ class ResidentTable:
                 search.add(pair_P2, torch.cat(scores))
                 least_T = torch.maximum(least_T, search.last())
             if is_all or not len(pair_P2):
-                return search.lists(len(self) - len(self._gone))
+                return search.lists()
 
     @torch.no_grad()
     def bounds(self, text: TextFeatures) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of all scores, each [T, V]; −∞ for videos that are gone."""
         home = self._devices[0]
-        planes = {chunk.device: TextPlanes.round(text.text_TD.to(chunk.device)) for chunk in self._chunks}
+        lower_TV = torch.full((len(text), self.num_rows), -torch.inf, device=home)
+        upper_TV = torch.full_like(lower_TV, -torch.inf)
+        chunks = [chunk for chunk in self._chunks if chunk.num_videos]
+        planes = {chunk.device: TextPlanes.round(text.text_TD.to(chunk.device)) for chunk in chunks}
         # Kernels of several devices run at the same time; results come together afterwards.
-        parts = [self._chunk_bounds(chunk, planes[chunk.device]) for chunk in self._chunks]
-        lower_TV, upper_TV = (torch.cat([part[i].to(home) for part in parts], dim=1) for i in (0, 1))
-        if self._gone:
-            gone = torch.tensor(sorted(self._gone), device=home)
-            lower_TV.index_fill_(1, gone, -torch.inf)
-            upper_TV.index_fill_(1, gone, -torch.inf)
+        parts = [self._chunk_bounds(chunk, planes[chunk.device]) for chunk in chunks]
+        for chunk, (lower, upper) in zip(chunks, parts, strict=True):
+            rows = slice(chunk.first, chunk.first + lower.shape[1])
+            lower_TV[:, rows], upper_TV[:, rows] = lower.to(home), upper.to(home)
+            if chunk.gone:
+                gone = torch.tensor(sorted(chunk.gone), device=home) + chunk.first
+                lower_TV.index_fill_(1, gone, -torch.inf)
+                upper_TV.index_fill_(1, gone, -torch.inf)
         return lower_TV, upper_TV
 
     def _chunk_bounds(self, chunk: _Chunk, planes: TextPlanes) -> tuple[Tensor, Tensor]:
         from gare.interaction import bounds_cuda
 
         config = self._interaction.config
-        return bounds_cuda.bounds_of(
-            planes,
-            chunk.filled(),
-            corrects_text=config.corrected_side == "text",
-            sign=self._interaction.bound_rules.sign,
-            temperature=None if config.pooling == "mean" else config.pooling_temperature,
-        )
+        # Triton launches where torch is.
+        with torch.cuda.device(chunk.device) if chunk.device.type == "cuda" else nullcontext():
+            return bounds_cuda.bounds_of(
+                planes,
+                chunk.filled(),
+                corrects_text=config.corrected_side == "text",
+                sign=self._interaction.bound_rules.sign,
+                temperature=None if config.pooling == "mean" else config.pooling_temperature,
+            )
 
     def _score(self, text: TextFeatures, pair_P2: Tensor, fetch: Fetch) -> Tensor:
         """Exact scores of pairs, [P], on the first device."""
@@ -147,14 +178,21 @@ class ResidentTable:
         rules = self._interaction.bound_rules
         return replace(rules, net=rules.net.to(device))
 
-    def _open_chunk(self) -> _Chunk:
-        if not self._chunks or self._chunks[-1].count == CHUNK:
-            device = self._devices[len(self._chunks) % len(self._devices)]
-            self._chunks.append(_Chunk(device))
+    def _open_chunk(self, num_frames: int, to_come: int) -> _Chunk:
+        """One with room for videos of so many frames, on the device that has the fewest rows if it is new."""
+        for chunk in self._chunks:
+            if chunk.num_frames == num_frames and chunk.room:
+                return chunk
+        rows = {device: 0 for device in self._devices}
+        for chunk in self._chunks:
+            rows[chunk.device] += chunk.capacity
+        share = -(-max(to_come, self._least_growth) // len(self._devices))
+        capacity = min(CHUNK, max(_SMALLEST_CHUNK, share))
+        self._chunks.append(_Chunk(min(rows, key=rows.__getitem__), num_frames, capacity, self.num_rows))
         return self._chunks[-1]
 
 
-def can_reside(interaction: object) -> bool:
+def can_reside(interaction: object) -> TypeGuard[GapAware]:
     """Whether the bounds of an interaction can be computed by the kernels."""
     config: Any = getattr(interaction, "config", None)
     return (
@@ -166,40 +204,61 @@ def can_reside(interaction: object) -> bool:
 
 
 class _Chunk:
-    """Cards in memory that was allocated for CHUNK videos."""
+    """Cards in memory that was allocated for `capacity` videos; `first` is the row of the first one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.count = device, 0
+    def __init__(self, device: torch.device, num_frames: int, capacity: int, first: int) -> None:
+        self.device, self.num_frames, self.capacity, self.first = device, num_frames, capacity, first
+        self.gone: set[int] = set()
+        self._used = 0
         self._cards: ResidentCards | None = None
+
+    @property
+    def num_videos(self) -> int:
+        return self._used - len(self.gone)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.num_videos
 
     @property
     def num_bytes(self) -> int:
         return 0 if self._cards is None else self._cards.num_bytes
 
-    def append(self, part: ResidentCards) -> None:
+    def put(self, part: ResidentCards) -> list[int]:
+        """Keep these cards, no more than there is room for; their places."""
         if self._cards is None:
-
-            def room(rows: Tensor) -> Tensor:
-                return rows.new_empty(CHUNK, *rows.shape[1:])
-
-            self._cards = replace(
-                part,
-                high_VSD=room(part.high_VSD),
-                low_VAD=None if part.low_VAD is None else room(part.low_VAD),
-                # Kept with its videos side by side, as the kernel reads it.
-                numbers_VK=part.numbers_VK.new_empty(part.numbers_VK.shape[1], CHUNK).mT,
-            )
-        rows = slice(self.count, self.count + len(part))
-        self._cards.high_VSD[rows] = part.high_VSD
-        self._cards.numbers_VK[rows] = part.numbers_VK
+            self._cards = self._allocate(part)
+        places = sorted(self.gone)[: len(part)]
+        places += range(self._used, self._used + len(part) - len(places))
+        index = torch.tensor(places, device=self.device)
+        self._cards.high_VSD[index] = part.high_VSD
+        self._cards.numbers_VK[index] = part.numbers_VK
         if part.low_VAD is not None:
             assert self._cards.low_VAD is not None
-            self._cards.low_VAD[rows] = part.low_VAD
-        self.count += len(part)
+            self._cards.low_VAD[index] = part.low_VAD
+        self.gone.difference_update(places)
+        self._used = max(self._used, places[-1] + 1)
+        return places
+
+    def free(self, places: Sequence[int]) -> None:
+        """What is there now may be overwritten."""
+        self.gone.update(place for place in places if place < self._used)
 
     def filled(self) -> ResidentCards:
         assert self._cards is not None
-        return self._cards[: self.count]
+        return self._cards[: self._used]
+
+    def _allocate(self, part: ResidentCards) -> ResidentCards:
+        def room(rows: Tensor) -> Tensor:
+            return rows.new_empty(self.capacity, *rows.shape[1:])
+
+        return replace(
+            part,
+            high_VSD=room(part.high_VSD),
+            low_VAD=None if part.low_VAD is None else room(part.low_VAD),
+            # Kept with its videos side by side, as the kernel reads it.
+            numbers_VK=part.numbers_VK.new_empty(part.numbers_VK.shape[1], self.capacity).mT,
+        )
 
 
 class _Pairs:
@@ -253,7 +312,7 @@ class _Pairs:
             return torch.full_like(self._score_TN[:, 0], -torch.inf)
         return self._score_TN[:, -1]
 
-    def lists(self, num_videos: int) -> list[ProvenList]:
+    def lists(self) -> list[ProvenList]:
         rest_T = self._upper_TV.amax(dim=1).clamp_min(-1).tolist()
         found = zip(
             self._row_TN.tolist(), self._score_TN.tolist(), self._scored_T.tolist(), rest_T, strict=True

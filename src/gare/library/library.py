@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from gare.library.index.index_report import FileFailure, IndexProgress, IndexRep
 from gare.library.index.index_run import IndexOptions, index_folders
 from gare.library.model_change import change_to, encode_again, num_behind
 from gare.library.search.exact_search import ExactSearch
+from gare.library.search.resident_search import exact_search_on
 from gare.library.search.search_hit import Hits
 from gare.library.search.search_request import By, SearchRequest
 from gare.library.search.searcher import Searcher
@@ -85,10 +87,12 @@ class Library:
         """`is_pinned` stays with this set of vectors when the library changes to another one."""
         self._device = torch.device(device)
         self._sets = sets or VectorSets(store, read_only=False)
-        self._open = OpenSet(set_name(store.stamp), store, model, self._load_model)
+        self._exact_search = exact_search_on(self._device)
+        self._open = OpenSet(
+            set_name(store.stamp), store, model, self._load_model, exact_search=self._exact_search
+        )
         self._given = None if model is None else (self._open.name, model)
         self._is_pinned = is_pinned
-        self._exact_search: Callable[[Searcher], ExactSearch] | None = None
         self._wanted: tuple[str, GARE] | None = None
         self._following = threading.RLock()
         self._looked = time.monotonic()
@@ -114,6 +118,8 @@ class Library:
             model: a loaded model, an encoder of your own, or what `GARE.from_pretrained` takes by name; None
                 is the one that made the library, and gare-mini for a new one. One that made vectors which the
                 library keeps opens those.
+            device: where the model is. On a GPU exact searches hold the library in its memory, `cuda` in
+                that of all GPUs. Without one, `cuda` is the CPU, and a warning says so.
             create: make a new library where there is none.
             read_only: never write, not even to repair.
             change_model: with another model than the library's own, the first `index` changes to it.
@@ -121,7 +127,7 @@ class Library:
         Raises:
             LibraryError: there is none, it is damaged, or made by another model.
         """
-        place = str(place)
+        place, device = str(place), usable_device(device)
         home = _try_open(place, read_only=read_only)
         if home is None and (not create or read_only):
             return cls(open_store(place, read_only=read_only), None, device=device)  # says what is wrong
@@ -205,8 +211,8 @@ class Library:
         Searches that are under way end as they began.
         """
         with self._following:
-            self._exact_search = exact_search
-            self._open = self._open.searching_with(exact_search)
+            self._exact_search = exact_search or exact_search_on(self._device)
+            self._open = self._open.searching_with(self._exact_search)
 
     @property
     def has_given_model(self) -> bool:
@@ -603,6 +609,15 @@ def model_loader(
         return loaded, stamp or model_stamp(loaded, name)
 
     return load
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The same device, or the CPU with a warning where it is a GPU that is not here."""
+    wanted = torch.device(device)
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        warnings.warn("no GPU is here; the CPU is used", RuntimeWarning, stacklevel=3)
+        return torch.device("cpu")
+    return wanted
 
 
 def _load_model_of(library: str, stamp: ModelStamp, device: torch.device | str) -> GARE:

@@ -28,8 +28,8 @@ from gare.library.search.search_request import SearchRequest
 from gare.library.search.searcher import Searcher
 from gare.library.search.stage1 import DEFAULT_CANDIDATES
 from gare.library.store.read_deadline import Deadline, current_deadline
-from gare.serve.observability import Metrics
-from gare.serve.problems import Problem
+from gare.serve.observability import LoggedProgress, Metrics
+from gare.serve.problems import Problem, log_library_error
 from gare.serve.serve_options import ServeOptions
 from gare.types import TextFeatures
 
@@ -81,6 +81,7 @@ class Engine:
     def __post_init__(self) -> None:
         self._num_cores = torch.get_num_threads()
         self._closing = threading.Event()
+        self._until_closed = Deadline()
         self._follower = threading.Thread(target=self._follow, name="gare-follow", daemon=True)
         self._threads = [
             threading.Thread(target=self._run, args=(number == 0,), name=f"gare-{number}", daemon=True)
@@ -104,6 +105,7 @@ class Engine:
             self._is_closed = True
             self._changed.notify_all()
         self._closing.set()
+        self._until_closed.cancel()
         deadline = time.monotonic() + _CLOSE_S
         for thread in (*self._threads, self._follower):
             if thread.is_alive():
@@ -170,6 +172,7 @@ class Engine:
     def _follow(self) -> None:
         """Take up a change of model: the new one is loaded here, while searches go on with the old one."""
         said, known = "", self.library.store
+        self._warm_up()
         while not self._closing.wait(_FOLLOW_AGAIN_S if said else _FOLLOW_S):
             try:
                 if self._is_loaded:
@@ -183,12 +186,29 @@ class Engine:
                     _log.error("model", extra={"fields": {"problem": f"not changed: {error}"}})
                 said = str(error) or type(error).__name__
 
+    def _warm_up(self) -> None:
+        """Make ahead what exact searches keep in memory: the library on a GPU. The log says how far it is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_loaded or self._is_closed)
+        if not self.is_ready or self._is_closed:
+            return
+        try:
+            proven = self.library.searcher.proven
+            proven.on_progress = LoggedProgress("library to the GPU")
+            with self._until_closed.active():
+                proven.warm_up()
+        except TimeLimitError:  # the server is closed
+            pass
+        except LibraryError as error:  # an exact search will meet it again, and tell who asked
+            log_library_error(error)
+
     def _took_up_a_model(self) -> None:
         self._candidates_read = float("-inf")
         if self.problem:
             self.problem = ""
             self._load()
         _log.info("model", extra={"fields": {"changed_to": self.library.store.stamp.name}})
+        self._warm_up()
 
     def _take(self, is_first: bool) -> list[_Task] | None:
         """The next searches, this thread's share of them and at most a batch; anything else comes alone.

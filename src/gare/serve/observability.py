@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 import threading
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Any
@@ -130,6 +131,27 @@ def set_up_logs(*, quiet: bool = False, queries: bool = False) -> None:
         logger.setLevel(level)
     logging.captureWarnings(True)
     threading.excepthook = _log_thread
+
+
+class LoggedProgress:
+    """Tells the log how far something is that takes minutes, now and then."""
+
+    def __init__(self, name: str, *, every_s: float = 10.0) -> None:
+        self._name, self._every_s = name, every_s
+        self._started = self._told = time.monotonic()
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done <= self._done:  # it begins anew
+            self._started = self._told = now
+        self._done = done
+        if now - self._told < self._every_s:
+            return
+        self._told = now
+        left_s = round((now - self._started) / done * (total - done))
+        fields = {"done": done, "of": total, "seconds_left": left_s}
+        logging.getLogger("gare.serve").info(self._name, extra={"fields": fields})
 
 
 def _log_thread(ended: Any) -> None:

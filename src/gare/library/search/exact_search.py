@@ -27,5 +27,8 @@ class ExactSearch(Protocol):
     ) -> Certificate | None:
         """The proof of what an ordinary search found, where it comes at no cost."""
 
+    def warm_up(self) -> None:
+        """Make ahead what is kept in memory only, as long as it takes; a server does it when it starts."""
+
     def prepare(self) -> None:
         """Make what `certify` needs, in a small library."""

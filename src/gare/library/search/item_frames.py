@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gare.library.filters import Filter
+from gare.library.store import Store
+from gare.library.store.read_deadline import checked
 from gare.library.store.store_schema import is_dense
 from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
@@ -31,6 +34,16 @@ def card_keys(rows: pa.Table | pa.RecordBatch) -> list[str]:
         f"{key}#{start:.3f}-{end:.3f}" if is_dense(key) else key
         for key, start, end in zip(*columns, strict=True)
     ]
+
+
+def list_items(store: Store, where: Filter | None) -> tuple[list[str], list[str]]:
+    """The ids of all items that pass the filter, and the name of each one's frames (`card_keys`)."""
+    ids: list[str] = []
+    keys: list[str] = []
+    for batch in checked(store.scan(where=where, columns=["id", "frames_key", "start", "end"])):
+        ids += batch.column("id").to_pylist()
+        keys += card_keys(batch)
+    return ids, keys
 
 
 class Span(NamedTuple):

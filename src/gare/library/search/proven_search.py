@@ -30,16 +30,16 @@ from gare.interaction.score_bounds import (
     square_of,
 )
 from gare.library.filters import Filter
-from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
+from gare.library.search.bound_table import BoundTable, Progress, card_rows, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
-from gare.library.search.item_frames import ItemFrames, card_keys
+from gare.library.search.item_frames import ItemFrames, list_items
 from gare.library.search.key_table import KeyTable
 from gare.library.search.query_vectors import EncodedQuery
 from gare.library.search.ranked_items import Ranking
 from gare.library.search.search_hit import Certificate
 from gare.library.store import Store
-from gare.library.store.read_deadline import check_deadline, checked
+from gare.library.store.read_deadline import check_deadline
 from gare.model import GARE
 from gare.types import block_slices
 
@@ -71,6 +71,7 @@ class ProvenSearch:
         self._table: BoundTable | None = None
         self._keys: KeyTable | None = None
         self._starts_with_keys = False
+        self._listed: tuple[int, list[str], list[str]] | None = None
         self._lock = threading.Lock()
         self.on_progress: Progress = lambda done, total: None
         """Called while the bounds of new items are made."""
@@ -78,23 +79,32 @@ class ProvenSearch:
     @torch.no_grad()
     def find(self, query: EncodedQuery, wanted: int, where: Filter | None) -> Ranking:
         """The best `wanted` items, with the proof that no other belongs among them."""
-        ids, keys = self._items(where)
+        ids, state = self._begin(query, wanted, where)
         if not ids:
             return replace(Ranking.nothing(), certificate=Certificate(0, 0))
-        size = max(_FIRST, 2 * wanted)
-        if query.text is not None and self._can_start_with_keys(ids, keys):
-            state = _Search(torch.full((len(ids),), torch.inf, dtype=torch.float64), wanted)
-            state.refine(*self._key_bounds(query, ids, keys, range(len(ids))))
-        else:
-            state = _Search(self._upper_bounds(query, ids, keys), wanted)
-            self._score_next(query, ids, state, size)
-            self._refine(query, ids, keys, state)
+        size = _first_size(wanted)
         self._score(query, ids, state, state.likely(size))
         while self._score_next(query, ids, state, size):
             size = min(2 * size, _MOST_AT_ONCE)
         # What the score of a damaged item was, nobody knows.
         certificate = None if len(self._damaged) else state.certificate()
         return replace(state.best, certificate=certificate)
+
+    def _begin(
+        self, query: EncodedQuery, wanted: int, where: Filter | None
+    ) -> tuple[Sequence[str], SearchState]:
+        """The ids of all items that may be hits, and the search with their first bounds."""
+        ids, keys = self._items(where)
+        if ids and query.text is not None and self._can_start_with_keys(ids, keys):
+            state = SearchState.unbounded(len(ids), wanted, torch.device("cpu"))
+            state.refine(*self._key_bounds(query, ids, keys, range(len(ids))))
+        elif ids:
+            state = SearchState(self._upper_bounds(query, ids, keys), wanted)
+            self._score_next(query, ids, state, _first_size(wanted))
+            self._refine(query, ids, keys, state)
+        else:
+            state = SearchState.unbounded(0, wanted, torch.device("cpu"))
+        return ids, state
 
     @torch.no_grad()
     def certify(
@@ -117,6 +127,9 @@ class ProvenSearch:
             return Certificate(len(ids), len(ids))
         return Certificate(len(ids), len(ranking), last, bound)
 
+    def warm_up(self) -> None:
+        """Nothing: bounds are made by the searches that need them, and kept in files."""
+
     def prepare(self) -> None:
         """Make the first bounds of a small library, so that `certify` has them."""
         ids, keys = self._items(None)
@@ -136,17 +149,21 @@ class ProvenSearch:
                 self._open_table()
         return self._table if self._table is not None and 0 < len(self._table) <= _MOST_AT_NO_COST else None
 
-    def _score_next(self, query: EncodedQuery, ids: Sequence[str], state: _Search, size: int) -> bool:
+    def _score_next(self, query: EncodedQuery, ids: Sequence[str], state: SearchState, size: int) -> bool:
         """Score the items with the highest bounds; False where none can be a hit."""
-        return self._score(query, ids, state, state.left()[:size])
+        return self._score(query, ids, state, state.left(size))
 
-    def _score(self, query: EncodedQuery, ids: Sequence[str], state: _Search, batch: Sequence[int]) -> bool:
+    def _score(
+        self, query: EncodedQuery, ids: Sequence[str], state: SearchState, batch: Sequence[int]
+    ) -> bool:
         if batch:
             check_deadline()
             state.add(batch, self._ranking(query, [ids[place] for place in batch]))
         return bool(batch)
 
-    def _refine(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], state: _Search) -> None:
+    def _refine(
+        self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str], state: SearchState
+    ) -> None:
         """The second rung for what the first one leaves, as long as it rules out something."""
         left = state.left()
         if len(left) <= _FEW or query.text is None or not self._model.interaction.has_keys:
@@ -181,8 +198,8 @@ class ProvenSearch:
         for cards, rows, items in blocks:
             check_deadline()
             bounds = self._model.interaction.key_bounds(query.text, cards.balls, cards.keys)
-            upper.append(_weighted(query, bounds).cpu()[rows])
-            lower.append(-_weighted(query, ScoreBounds(-bounds.upper_TV, -bounds.lower_TV)).cpu()[rows])
+            upper.append(weighted(query, bounds).cpu()[rows])
+            lower.append(-weighted(query, ScoreBounds(-bounds.upper_TV, -bounds.lower_TV)).cpu()[rows])
             found.append(place_V[items])
         return torch.cat(found), torch.cat(upper), torch.cat(lower)
 
@@ -195,30 +212,32 @@ class ProvenSearch:
         return self._keys.num_held(keys) > (1 - _LEAST_GAIN) * len(keys)
 
     def _items(self, where: Filter | None) -> tuple[list[str], list[str]]:
-        ids: list[str] = []
-        keys: list[str] = []
-        columns = ["id", "frames_key", "start", "end"]
-        for batch in checked(self._store.scan(where=where, columns=columns)):
-            ids += batch.column("id").to_pylist()
-            keys += card_keys(batch)
-        return ids, keys
+        """Ids and names; those of all items are listed once for each version of the store."""
+        version = self._store.version() if where is None else None
+        if version is None:
+            return list_items(self._store, where)
+        known = self._listed
+        if known is None or known[0] != version:  # the version first: a list that is newer is made again
+            known = self._listed = (version, *list_items(self._store, None))
+        return known[1:]
 
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:
         """The most that each item can score, [V]; infinite where no bound is known."""
         with self._lock:
-            cards = self._open_table().cards(ids, keys, self.on_progress)
+            found = self._open_table().find(ids, keys, self.on_progress)
         upper_V = torch.full((len(ids),), torch.inf, dtype=torch.float64)
-        if cards is not None:
-            known, places = cards
-            blocks = [known[rows] for rows in block_slices(len(known), _ITEMS_A_BLOCK)]
-            upper_V[places] = torch.cat([self._bound(query, block) for block in blocks]).cpu()
+        if found is not None:
+            cards, rows, places = found
+            for block in block_slices(len(rows), _ITEMS_A_BLOCK):
+                check_deadline()
+                upper_V[places[block]] = self._bound(query, card_rows(cards, rows[block])).cpu()
         return upper_V
 
     def _bound(self, query: EncodedQuery, cards: BoundCards) -> Tensor:
         if query.text is None:
             assert query.like_D is not None
             return _likeness_bound(query.like_D, cards)
-        return _weighted(query, self._model.interaction.bounds(query.text, cards))
+        return weighted(query, self._model.interaction.bounds(query.text, cards))
 
     def _ranking(self, query: EncodedQuery, ids: Sequence[str]) -> Ranking:
         table = self._damaged.read_vectors(ids)
@@ -228,23 +247,30 @@ class ProvenSearch:
         return Ranking.by_score(items, self._scorer.score_double(query, items.video))
 
 
-class _Search:
+class SearchState:
     """How far an exact search has come. Items are known by their places."""
 
     def __init__(self, upper_V: Tensor, wanted: int) -> None:
         self._upper_V, self._wanted = upper_V, wanted
         self._lower_V = torch.full_like(upper_V, -torch.inf)
-        self._is_scored_V = torch.zeros(len(upper_V), dtype=torch.bool)
-        self._is_refined_V = torch.zeros(len(upper_V), dtype=torch.bool)
+        self._is_scored_V = torch.zeros_like(upper_V, dtype=torch.bool)
+        self._is_refined_V = torch.zeros_like(upper_V, dtype=torch.bool)
         self.best = Ranking.nothing()
 
-    def left(self) -> list[int]:
-        """The items that can still be hits, highest bound first."""
+    @classmethod
+    def unbounded(cls, num_items: int, wanted: int, device: torch.device) -> SearchState:
+        """The beginning of a search that knows nothing of its items yet."""
+        return cls(torch.full((num_items,), torch.inf, dtype=torch.float64, device=device), wanted)
+
+    def left(self, most: int | None = None) -> list[int]:
+        """The items that can still be hits, highest bound first; `most` of them, or all."""
         # While fewer than wanted are known, every bound is above "the last".
         last = self.best.scores[self._wanted - 1] if len(self.best) >= self._wanted else -float("inf")
         left = ((self._upper_V >= last - _ROUNDING) & ~self._is_scored_V).nonzero()[:, 0]
-        order: list[int] = left[self._upper_V[left].argsort(descending=True, stable=True)].tolist()
-        return order
+        upper = self._upper_V[left]
+        order = upper.argsort(descending=True) if most is None else upper.topk(min(most, len(left))).indices
+        places: list[int] = left[order].tolist()
+        return places
 
     def add(self, places: Sequence[int], ranking: Ranking) -> None:
         """These were scored."""
@@ -273,7 +299,12 @@ class _Search:
         return Certificate(num_items, num_scored, self.best.scores[-1], next_bound, num_refined)
 
 
-def _weighted(query: EncodedQuery, bounds: ScoreBounds) -> Tensor:
+def _first_size(wanted: int) -> int:
+    """How many items are scored at first."""
+    return max(_FIRST, 2 * wanted)
+
+
+def weighted(query: EncodedQuery, bounds: ScoreBounds) -> Tensor:
     """The most that all terms of a query can add up to, [V]."""
     weights_K1 = query.weights_K.double()[:, None]
     upper_KV = torch.where(weights_K1 > 0, weights_K1 * bounds.upper_TV, weights_K1 * bounds.lower_TV)

@@ -258,6 +258,10 @@ class LanceStore(Store):
             if place and now.values_at("frames_key", now.addresses([place])) == [key]:
                 raise damaged(self.uri, f"item {item} has no frames")
 
+    def version(self) -> int:
+        with explained(self.uri):
+            return int(self._items.snapshot().dataset.version)
+
     def scan(
         self, *, where: Filter | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:

@@ -128,6 +128,13 @@ class Store(ABC):
         rows = pa.array([row_of[item] for item in ids if item in row_of], pa.int64())
         return table.take(rows).select(list(columns))
 
+    def version(self) -> int | None:
+        """A number that grows whenever items do, go or change; None where the store has none.
+
+        Who keeps something about every item need not list them again while it stays the same.
+        """
+        return None
+
     def count(self, where: Filter | None = None) -> int:
         """How many items pass the filter; without one, how many there are."""
         return sum(batch.num_rows for batch in checked(self.scan(where=where, columns=["id"])))
