@@ -8,15 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from gare.cluster.shard_worker import ShardWorker
+from gare.errors import LibraryError
+from gare.library.index.object_files import SCRATCH_VARIABLE, Scratch
+from gare.library.index.scan import FoundFile
 
 
 class WatchedWorker(ShardWorker):
     """Leaves a file with its process id for every shard that it begins, and waits while there is a `hold`.
 
+    It leaves the file `refused` when a shard fails, as it does while the storage is away. When it dies, it
+    leaves the names of what is in scratch space.
+
     Args:
         signs: a folder for these files.
-        dies: when to die, once in all for each: "before" a commit, "between" items and ledger, "after" it.
+        dies: when to die, once in all for each: when an object is "fetched", "before" a commit, "between"
+            items and ledger (in PostgreSQL: all rows are written, the transaction is not committed), "after".
     """
 
     def __init__(self, *arguments: Any, signs: Path, dies: Sequence[str] = (), **named: Any) -> None:
@@ -26,12 +35,30 @@ class WatchedWorker(ShardWorker):
         self._replace_files, self._record_files = store.replace_files, store.record_files
         self._is_in_commit = False
         store.replace_files, store.record_files = self._replace, self._record
+        fetch, execute = Scratch.fetch, psycopg.Cursor.execute
+
+        def fetch_and_die(scratch: Scratch, file: FoundFile) -> str:
+            copy = fetch(scratch, file)
+            self._die_if("fetched")
+            return copy
+
+        def send(cursor: Any, statement: Any, *rest: Any, **named: Any) -> Any:
+            if self._is_in_commit and str(statement).startswith("DELETE FROM gare_items"):
+                self._die_if("between")
+            return execute(cursor, statement, *rest, **named)
+
+        Scratch.fetch = fetch_and_die  # type: ignore[method-assign]
+        psycopg.Cursor.execute = send  # type: ignore[assignment]
 
     def index_shard(self, run: Any, shard: Any, *rest: Any) -> Any:
         (self._signs / f"shard-{shard.number}-{shard.attempt}-{os.getpid()}").touch()
         while (self._signs / "hold").exists():
             time.sleep(0.05)
-        return super().index_shard(run, shard, *rest)
+        try:
+            return super().index_shard(run, shard, *rest)
+        except LibraryError:
+            (self._signs / "refused").touch()
+            raise
 
     def _replace(self, items: Any, frames: Any, files: Any) -> None:
         self._die_if("before")
@@ -49,7 +76,8 @@ class WatchedWorker(ShardWorker):
         if moment not in self._dies:
             return
         try:
-            os.close(os.open(self._signs / f"died-{moment}", os.O_CREAT | os.O_EXCL))
+            with open(self._signs / f"died-{moment}", "x") as sign:
+                sign.write("\n".join(os.listdir(os.environ[SCRATCH_VARIABLE])))
         except FileExistsError:
             return
         os._exit(9)

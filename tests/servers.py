@@ -66,6 +66,10 @@ def stop(process: Process) -> None:
             kill_hard(process)
 
 
+PRIMARY = {"wal_level": "replica", "max_wal_senders": "8"}
+"""How a PostgreSQL server is started that others follow."""
+
+
 class Postgres:
     """One PostgreSQL server. As root it runs as nobody: PostgreSQL refuses root."""
 
@@ -86,18 +90,27 @@ class Postgres:
     def name(self) -> str:
         return f"replica{self.port}"
 
+    @property
+    def running(self) -> Process:
+        """Its process, once it was started."""
+        assert self.process is not None
+        return self.process
+
     def start(self, **settings: str) -> Postgres:
         options = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
                    "fsync": "off", "max_connections": "60", "shared_buffers": "64MB", **settings}  # fmt: skip
         flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        log = open(self.folder.parent / f"{self.folder.name}.log", "wb")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [str(_postgres_bin() / "postgres"), "-D", str(self.folder), *flags],
-            stdout=log, stderr=log, **_as_nobody(),
-        )  # fmt: skip
-        log.close()
+        command = [str(_postgres_bin() / "postgres"), "-D", str(self.folder), *flags]
         ready = [str(_postgres_bin() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        wait_until(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL")
+
+        def is_ready() -> bool:
+            # Parts of a server that was killed live on for a moment; another one does not start then.
+            if self.process is None or self.process.poll() is not None:
+                with open(self.folder.parent / f"{self.folder.name}.log", "ab") as log:
+                    self.process = subprocess.Popen(command, stdout=log, stderr=log, **_as_nobody())
+            return subprocess.run(ready, check=False).returncode == 0
+
+        wait_until(is_ready, "PostgreSQL")
         return self
 
     def promote(self) -> None:
@@ -115,6 +128,39 @@ class Postgres:
         command = [str(_postgres_bin() / program), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, **_as_nobody())
         assert done.returncode == 0, f"{program}: {done.stderr or done.stdout}"
+
+
+@contextlib.contextmanager
+def replicated(num_replicas: int) -> Iterator[list[Postgres]]:
+    """A primary, and replicas that all have a commit before it is acknowledged."""
+    import psycopg
+
+    servers: list[Postgres] = []
+    with server_folder() as folder:
+        try:
+            primary = Postgres(folder / "primary")
+            servers.append(primary.start(**PRIMARY))
+            for number in range(num_replicas):
+                servers.append(Postgres(folder / f"replica{number}", clone_of=primary).start())
+            with psycopg.connect(primary.uri(), autocommit=True) as connection:
+                connection.execute("CREATE EXTENSION vector")
+                names = ", ".join(server.name for server in servers[1:])
+                connection.execute(
+                    f"ALTER SYSTEM SET synchronous_standby_names = 'ANY {num_replicas} ({names})'"
+                )
+                connection.execute("SELECT pg_reload_conf()")
+                state = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'quorum'"
+                wait_until(lambda: connection.execute(state).fetchone() == (num_replicas,), "replication")
+            yield servers
+        finally:
+            for server in servers:
+                server.stop()
+
+
+def address_of_all(servers: list[Postgres]) -> str:
+    """An address that leads to whichever of them takes writes."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgresql://gare@{hosts}/postgres?target_session_attrs=read-write"
 
 
 @contextlib.contextmanager
@@ -152,6 +198,7 @@ class SeaweedFS:
     def __init__(self, folder: Path, *, num_volumes: int = 3, copies: int = 2, volume_mb: int = 64) -> None:
         self.folder = folder
         self.processes: dict[str, Process] = {}
+        self._commands: dict[str, list[str]] = {}
         self.port = free_port()
         try:
             self._start_all(num_volumes, copies, volume_mb)
@@ -197,10 +244,25 @@ class SeaweedFS:
         )
 
     def stop(self) -> None:
+        """Kill all servers. What was written is on the disk."""
         for process in reversed(list(self.processes.values())):
             process.kill()
         for process in self.processes.values():
             process.wait(HANG_S)
+
+    def start_again(self) -> None:
+        """All of them, where they were."""
+        for name in self.processes:
+            self._launch(name)
+
+        def takes_writes() -> bool:
+            try:
+                self.put("s3://gare/sign-of-life", b"here")
+            except OSError:
+                return False
+            return True
+
+        wait_until(takes_writes, "the storage to take writes again")
 
     def _made(self, name: str) -> Path:
         (self.folder / name).mkdir(exist_ok=True)
@@ -209,11 +271,15 @@ class SeaweedFS:
     def _start(self, name: str, *arguments: object) -> None:
         role = "volume" if name.startswith("volume") else name
         command = [Path(sys.executable).parent / "weed", "-logtostderr", role, *arguments]
+        self._commands[name] = list(map(str, command))
+        self._launch(name)
+
+    def _launch(self, name: str) -> None:
         # With keys in its environment the server would demand them.
         anonymous = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        with open(self.folder / f"{name}.log", "wb") as log:
+        with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                list(map(str, command)), stdout=log, stderr=log, env=anonymous
+                self._commands[name], stdout=log, stderr=log, env=anonymous
             )
 
 

@@ -118,8 +118,8 @@ def test_bench_index_and_encode(tmp_path):
     assert numbers["over_parts"] == pytest.approx(
         numbers["index_s"] / (numbers["decode_s"] + numbers["encode_s"])
     )
-    numbers = json.loads(run("bench", "encode", "--frames", "2", "--json").stdout)
-    assert numbers["videos_per_second"] == pytest.approx(1000 / numbers["video_ms"])
+    numbers = json.loads(run("bench", "encode", "--frames", "2", "--videos", "2", "--json").stdout)
+    assert numbers["videos_per_second"] == pytest.approx(2 * 1000 / numbers["batch_ms"])
 
 
 def test_bench_scoring_prints_a_table():

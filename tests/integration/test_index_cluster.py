@@ -8,37 +8,26 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import psycopg
 import pytest
 import torch
 
 from clips import steady, write_video
-from cluster_workers import WatchedWorker
+from cluster_scene import DRIVER, NUM_VIDEOS, Scene, check_report
 from gare import GARE, GareConfig, Library
-from gare.cluster.index_cluster import index_on_cluster
 from gare.cluster.ray_link import connected
 from gare.cluster.run_status import RunStatus
-from gare.cluster.shard_ledger import ShardLedger
-from gare.library.index.index_report import IndexReport
-from gare.library.index.index_run import IndexOptions
-from gare.library.store import open_store
-from library_state import State, assert_same, read_state
-from servers import HANG_S, SeaweedFS, kill_hard, wait_until
+from gare.library.index.object_files import SCRATCH_VARIABLE
+from library_state import State, read_state
+from ray_machines import DoomedMachines, Machines
+from servers import HANG_S, PRIMARY, Postgres, SeaweedFS, address_of_all, kill_hard, replicated, wait_until
 from warm import run_gare
-
-DRIVER = Path(__file__).resolve().parents[1] / "cluster_driver.py"
-NUM_VIDEOS = 10
-LEASE_S = 10.0
-OPTIONS = IndexOptions(commit_seconds=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -63,95 +52,25 @@ def reference(place: Path) -> State:
         return read_state(library.store)
 
 
-class Machines:
-    """Three Ray nodes; one that was killed is replaced when it is next asked for."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-        self._small = small
-        head = {**small, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self.cluster.add_node(**small) for _ in range(2)]
-        self.address = self.cluster.address
-
-    def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(**self._small))
-
-    def kill_one(self) -> None:
-        """As if its power was cut."""
-        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the machines put the objects they fetch."""
+    return tmp_path_factory.mktemp("scratch")
 
 
 @pytest.fixture(scope="module")
-def machines(seaweedfs: SeaweedFS) -> Iterator[Machines]:
+def machines(seaweedfs: SeaweedFS, scratch: Path) -> Iterator[Machines]:
     """They know the storage, as every machine must that works on a library there."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seaweedfs.environment.items():
             patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv(SCRATCH_VARIABLE, str(scratch))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(DRIVER.parent), os.environ.get("PYTHONPATH", "")]))
         machines = Machines()
         with connected(machines.address, user="a test"):
             yield machines
         machines.cluster.shutdown()
-
-
-class Scene:
-    """A library, a run over it that a test holds and lets go, and what the workers leave behind."""
-
-    def __init__(self, place: Path, library: str, signs: Path) -> None:
-        self.place, self.uri, self.signs = place, library, signs
-        signs.mkdir()
-        Library.open(library, model=place / "model").close()
-
-    def hold(self) -> None:
-        (self.signs / "hold").touch()
-
-    def go(self) -> None:
-        (self.signs / "hold").unlink()
-
-    def begun(self) -> list[tuple[int, int]]:
-        """Shard and process, for all that was begun."""
-        names = [path.name.split("-") for path in self.signs.glob("shard-*")]
-        return [(int(shard), int(process)) for _, shard, _, process in names]
-
-    def index(self, *, dies: Sequence[str] = (), **more: Any) -> IndexReport:
-        with Library.open(self.uri) as library:
-            return index_on_cluster(
-                library,
-                [str(self.place / "tree")],
-                options=OPTIONS,
-                files_per_shard=2,
-                lease_s=LEASE_S,
-                worker_type=partial(WatchedWorker, signs=self.signs, dies=dies),
-                **more,
-            )
-
-    def status(self) -> RunStatus | None:
-        store = open_store(self.uri)
-        try:
-            return RunStatus.read(ShardLedger(store.records()))
-        finally:
-            store.close()
-
-    def check(self, reference: State) -> None:
-        """Every file is in exactly once, as one machine makes it; nothing is left over after `maintain`."""
-        from datetime import timedelta
-
-        store: Any = open_store(self.uri)
-        store.orphan_age = timedelta(0)
-        store.maintain()
-        state = read_state(store)
-        assert_same(state, reference)
-        for key, row in state.items.items():
-            right = reference.items[key]
-            np.testing.assert_allclose(row["vector"], right["vector"], atol=1e-5)
-            frames = [np.frombuffer(each["vectors"], "<f2").astype(np.float32) for each in (row, right)]
-            np.testing.assert_allclose(*frames, atol=4e-3)
-        assert set(state.frames_keys) == {row["frames_key"] for row in state.items.values()}
-        store.close()
 
 
 @pytest.fixture
@@ -173,17 +92,12 @@ def test_it_makes_what_one_machine_makes_and_does_nothing_the_second_time(
     assert (again.new, again.unchanged, again.failed_before) == (0, NUM_VIDEOS, 1)
 
 
-def check_report(report: IndexReport) -> None:
-    """Everything was done. What somebody committed before dying without a word is found unchanged."""
-    assert (report.new + report.unchanged, report.failed, report.interrupted) == (NUM_VIDEOS, 1, False)
-
-
 def test_workers_die_before_a_commit_in_the_middle_of_one_and_after_one(
     machines: Machines, scene: Scene, reference: State
 ) -> None:
     moments = ("before", "between", "after")
     report = scene.index(dies=moments)
-    assert all((scene.signs / f"died-{moment}").exists() for moment in moments)
+    assert all(scene.has(f"died-{moment}") for moment in moments)
     check_report(report)
     scene.check(reference)
 
@@ -236,8 +150,7 @@ def test_the_driver_is_killed_and_the_cluster_goes_on(
     machines: Machines, scene: Scene, reference: State
 ) -> None:
     scene.hold()
-    arguments = [machines.address, scene.uri, scene.place / "tree", scene.signs, LEASE_S]
-    driver = subprocess.Popen([sys.executable, str(DRIVER), *map(str, arguments)])
+    driver = scene.start_driver(machines.address)
     wait_until(lambda: bool(scene.begun()), "a shard that is begun")
     driver.kill()
     driver.wait(HANG_S)
@@ -252,6 +165,115 @@ def test_the_driver_is_killed_and_the_cluster_goes_on(
     scene.check(reference)
     again = scene.index()
     assert (again.new, again.unchanged) == (0, NUM_VIDEOS)
+
+
+@pytest.mark.parametrize("scene", ["s3"], indirect=True)
+def test_the_whole_storage_is_gone_for_a_while_and_workers_wait_for_it(
+    machines: Machines, scene: Scene, reference: State, seaweedfs: SeaweedFS
+) -> None:
+    """And one of them dies in the middle of a commit."""
+    scene.hold()
+
+    def interrupt() -> None:
+        wait_until(lambda: bool(scene.begun()), "a shard that is begun")
+        seaweedfs.stop()
+        scene.go()
+        wait_until(lambda: scene.has("refused"), "a shard that fails")
+        seaweedfs.start_again()
+
+    outage = threading.Thread(target=interrupt, daemon=True)
+    outage.start()
+    report = scene.index(dies=("between",))
+    outage.join(HANG_S)
+    assert scene.has("refused")
+    assert scene.has("died-between")
+    check_report(report)
+    scene.check(reference)
+
+
+def test_both_databases_then_the_replica_then_the_primary_are_lost(
+    machines: Machines, place: Path, reference: State, tmp_path: Path
+) -> None:
+    """A commit waits while the replica is away: what one server alone has may still be lost."""
+    with replicated(1) as servers:
+        primary, replica = servers
+        scene = Scene(place, address_of_all(servers), tmp_path / "signs")
+        scene.hold()
+        first: list[tuple[int, int]] = []
+
+        def interrupt() -> None:
+            wait_until(lambda: bool(scene.begun()), "a shard that is begun")
+            first.extend(scene.begun())
+            for server in (primary, replica):
+                kill_hard(server.running)
+            scene.go()
+            primary.start(**PRIMARY)
+            wait_until(lambda: _waits_for_the_replica(primary), "a commit that waits for the replica")
+            scene.hold()
+            replica.start()
+            wait_until(lambda: len(scene.begun()) > len(first) + 2, "shards that are begun then")
+            kill_hard(primary.running)
+            replica.promote()
+            scene.go()
+
+        outage = threading.Thread(target=interrupt, daemon=True)
+        outage.start()
+        report = scene.index(dies=("between",))
+        outage.join(HANG_S)
+        assert scene.has("died-between")
+        check_report(report)
+        scene.check(reference)
+
+
+def _waits_for_the_replica(primary: Postgres) -> bool:
+    with psycopg.connect(primary.uri(), autocommit=True) as connection:
+        statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        return connection.execute(statement).fetchone() != (0,)
+
+
+def test_all_of_ray_is_killed_and_the_same_command_on_another_cluster_goes_on(
+    machines: Machines, scene: Scene, reference: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # a command looks for Ray so long
+    scene.hold()
+    doomed = DoomedMachines(2)
+    driver = scene.start_driver(doomed.address)
+    wait_until(lambda: len(scene.begun()) == 2, "both machines at work")
+    before = scene.status()
+    doomed.kill()
+    assert driver.wait(HANG_S) != 0
+    scene.go()
+    report = scene.index()
+    after = scene.status()
+    assert before is not None
+    assert after is not None
+    assert after.run.run_id == before.run.run_id  # it was joined, not planned again
+    check_report(report)
+    scene.check(reference)
+
+
+def test_objects_are_fetched_by_every_machine_and_none_is_left_behind(
+    machines: Machines, place: Path, tmp_path: Path, seaweedfs: SeaweedFS, scratch: Path
+) -> None:
+    """A worker that is killed leaves its scratch space to the one that takes its place."""
+    source = f"s3://gare/videos-{uuid.uuid4().hex[:8]}"
+    for path in (place / "tree").iterdir():
+        seaweedfs.put(f"{source}/{path.name.replace(' ', '_')}", path.read_bytes())
+    with Library.open(tmp_path / "one", model=place / "model") as library:
+        library.index(source)
+        reference = read_state(library.store)
+    scene = Scene(place, str(tmp_path / "library"), tmp_path / "signs", source)
+    scene.hold()
+
+    def look(status: RunStatus) -> None:
+        if scene.has("hold") and len({pid for _, pid in scene.begun()}) == 3:  # every machine has a shard
+            scene.go()
+
+    report = scene.index(dies=("fetched",), on_status=look)
+    assert (scene.signs / "died-fetched").read_text().startswith("gare-scratch-")
+    check_report(report)
+    scene.check(reference)
+    assert os.listdir(scratch) == []
 
 
 def test_stopped_it_says_so_and_the_same_command_goes_on(
@@ -276,9 +298,9 @@ def test_stopped_it_says_so_and_the_same_command_goes_on(
 
 
 def test_the_commands_say_what_they_do(machines: Machines, scene: Scene, reference: State) -> None:
-    tree, library = scene.place / "tree", ["--library", scene.uri]
+    library = ["--library", scene.uri]
     assert run_gare("index", "--status", *library).stdout == "no run on a cluster so far\n"
-    done = run_gare("index", tree, *library, "--ray", machines.address, "--json")
+    done = run_gare("index", scene.source, *library, "--ray", machines.address, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["new"] == NUM_VIDEOS
     scene.check(reference)

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from gare.library.store import open_store
 from gare.library.store.store_schema import item_id
-from servers import Postgres, SeaweedFS, kill_hard, server_folder, wait_until
+from servers import Postgres, SeaweedFS, address_of_all, kill_hard, replicated, server_folder
 from stores import STAMP, make_rows, read_all
 
 SCRIPT = Path(__file__).resolve().parents[1] / "store_processes.py"
@@ -20,31 +19,14 @@ SCRIPT = Path(__file__).resolve().parents[1] / "store_processes.py"
 
 @pytest.fixture
 def cluster() -> Iterator[list[Postgres]]:
-    """A primary that waits for any one of two replicas before it acknowledges."""
-    servers: list[Postgres] = []
-    with server_folder() as folder:
-        try:
-            primary = Postgres(folder / "primary")
-            servers.append(primary.start(wal_level="replica", max_wal_senders="8"))
-            for name in ("one", "two"):
-                servers.append(Postgres(folder / name, clone_of=primary).start())
-            with psycopg.connect(primary.uri(), autocommit=True) as connection:
-                connection.execute("CREATE EXTENSION vector")
-                names = ", ".join(server.name for server in servers[1:])
-                connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 2 ({names})'")
-                connection.execute("SELECT pg_reload_conf()")
-                state = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'quorum'"
-                wait_until(lambda: connection.execute(state).fetchone() == (2,), "replication")
-            yield servers
-        finally:
-            for server in servers:
-                server.stop()
+    """A primary that waits for two replicas before it acknowledges."""
+    with replicated(2) as servers:
+        yield servers
 
 
 def test_postgres_survives_the_loss_of_its_primary(cluster: list[Postgres]):
     primary, heir, other = cluster
-    hosts = ",".join(f"127.0.0.1:{server.port}" for server in cluster)
-    uri = f"postgresql://gare@{hosts}/postgres?target_session_attrs=read-write"
+    uri = address_of_all(cluster)
     command = [sys.executable, str(SCRIPT), "write", uri, "1", "100000"]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -88,3 +88,8 @@ def test_the_map_names_what_each_folder_imports():
     rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
     stated = {room: set(re.findall(r"\w+", named)) for room, named in _ROOM.findall(ARCHITECTURE.read_text())}
     assert stated == {room: imported[room] for room in rooms}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_the_marks_of_an_unfinished_merge(page):
+    assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE)

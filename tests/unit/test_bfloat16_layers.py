@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from gare.bench.encode_bench import transformers_features
 from gare.encoders import bfloat16_layers
+from gare.encoders.short_attention import short_attention
 from gare.model import GARE, GareConfig
 
 VISION = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -39,8 +40,8 @@ def make_model(kind: str) -> GARE:
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that gains by it; others compute the same, slowly."""
-    monkeypatch.delenv(bfloat16_layers.VARIABLE, raising=False)
-    monkeypatch.setattr(bfloat16_layers, "has_fast_bfloat16", lambda: True)
+    monkeypatch.delenv(bfloat16_layers.VARIABLES["cpu"], raising=False)
+    monkeypatch.setattr(bfloat16_layers, "has_fast_bfloat16", lambda _: True)
     monkeypatch.setattr(bfloat16_layers, "LEAST_PARAMETERS", 1)
 
 
@@ -65,15 +66,55 @@ def test_vectors_are_those_of_transformers(kind, wanted):
     torch.testing.assert_close(exact, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@torch.no_grad()
+def test_kernels_of_a_gpu_give_these_vectors(kind, wanted, monkeypatch):
+    """In Triton's interpreter: sums with norms, and attention."""
+    pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
+    model = make_model(kind)
+    plain = model.encoder.encode_frames(frames())
+    seen = []
+
+    def attend(query, key, value, scale):  # the interpreter has no products in bfloat16
+        return short_attention(query.float(), key.float(), value.float(), scale).bfloat16()
+
+    monkeypatch.setattr(bfloat16_layers, "short_attention", attend)
+    monkeypatch.setattr(bfloat16_layers, "_has_kernel", lambda states: not seen.append("norm"))
+    monkeypatch.setattr(bfloat16_layers, "is_short", lambda query, key: not seen.append("attention"))
+    by_kernels = model.encoder.encode_frames(frames())
+    assert seen == 3 * ["norm", "attention", "norm"]
+    assert F.cosine_similarity(by_kernels, plain).min() > 1 - 1e-4
+    exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
+    assert F.cosine_similarity(by_kernels, exact).min() > 1 - 1e-4
+
+
+@pytest.mark.parametrize("width", [64, 100])
+def test_a_sum_and_its_norm_in_one_kernel(width):
+    pytest.importorskip("triton", reason="the kernel needs Triton, which has no wheel for this machine")
+    from gare.encoders.add_norm_cuda import add_norm
+
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(width)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    states, branch = 3 + torch.randn(2, 5, width), torch.randn(2, 5, width).bfloat16()
+    with torch.no_grad():
+        for added, expected in ((None, states), (branch, states + branch)):
+            sums, normed = add_norm(states, added, norm)
+            assert torch.equal(sums, expected)
+            assert normed.dtype == torch.bfloat16
+            torch.testing.assert_close(normed.float(), norm(expected), atol=1e-2, rtol=1e-2)
+
+
 @torch.no_grad()
 def test_small_towers_other_processors_and_a_refusal_stay_in_float32(wanted, monkeypatch):
     model = make_model("clip")
     exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
     with monkeypatch.context() as patched:
-        patched.setenv(bfloat16_layers.VARIABLE, "float32")
+        patched.setenv(bfloat16_layers.VARIABLES["cpu"], "float32")
         assert torch.equal(model.encoder.encode_frames(frames()), exact)
     with monkeypatch.context() as patched:
-        patched.setattr(bfloat16_layers, "has_fast_bfloat16", lambda: False)
+        patched.setattr(bfloat16_layers, "has_fast_bfloat16", lambda _: False)
         assert torch.equal(model.encoder.encode_frames(frames()), exact)
     with monkeypatch.context() as patched:
         patched.setattr(bfloat16_layers, "LEAST_PARAMETERS", 10_000_000)

@@ -40,6 +40,10 @@ class EncodeBenchmark:
     video_ms: float
     """Time of one video whose decoded frames are in memory."""
     videos_per_second: float
+    batch: int
+    """Videos that are encoded at once."""
+    batch_ms: float
+    """Time of that many."""
     peak_memory_gb: float
     """Before the model of transformers was made."""
     frames_per_second: float | None = None
@@ -52,8 +56,8 @@ class EncodeBenchmark:
 
 
 @torch.no_grad()
-def benchmark_encode(name: str, *, frames: int, device: torch.device) -> EncodeBenchmark:
-    """Load a model by name and time both towers."""
+def benchmark_encode(name: str, *, frames: int, device: torch.device, batch: int = 1) -> EncodeBenchmark:
+    """Load a model by name and time both towers; videos one by one, and `batch` at once."""
     started = time.perf_counter()
     model = (random_clip() if name == RANDOM_CLIP else GARE.from_pretrained(name)).to(device).eval()
     load_s = time.perf_counter() - started
@@ -62,8 +66,14 @@ def benchmark_encode(name: str, *, frames: int, device: torch.device) -> EncodeB
     mask_VF = torch.ones(1, frames, dtype=torch.bool, device=device)
     many = [f"{AUDIT_SENTENCES[n % len(AUDIT_SENTENCES)]} {n}" for n in range(64)]
     text_ms = median_ms(lambda: model.encode_text([AUDIT_SENTENCES[0]]), device)
-    batch_ms = median_ms(lambda: model.encode_text(many), device)
+    texts_ms = median_ms(lambda: model.encode_text(many), device)
     video_ms = median_ms(lambda: model.encode_frames(frames_VFCHW, mask_VF), device, seconds=4.0)
+    batch_ms = video_ms
+    if batch > 1:
+        many_VFCHW = torch.randint(256, (batch, *frames_VFCHW.shape[1:]), dtype=torch.uint8, device=device)
+        many_VF = mask_VF.expand(batch, -1)
+        batch_ms = median_ms(lambda: model.encode_frames(many_VFCHW, many_VF), device, seconds=4.0)
+        del many_VFCHW
     memory = peak_memory_gb()
     compared = _compare(model, frames_VFCHW[0], device)
     return EncodeBenchmark(
@@ -72,9 +82,11 @@ def benchmark_encode(name: str, *, frames: int, device: torch.device) -> EncodeB
         frames=frames,
         load_s=load_s,
         text_ms=text_ms,
-        texts_per_second=1000 * len(many) / batch_ms,
+        texts_per_second=1000 * len(many) / texts_ms,
         video_ms=video_ms,
-        videos_per_second=1000 / video_ms,
+        videos_per_second=1000 * batch / batch_ms,
+        batch=batch,
+        batch_ms=batch_ms,
         peak_memory_gb=memory,
         **compared,
     )

@@ -350,9 +350,13 @@ def index(
 @app.command()
 def encode(
     model: str = typer.Option(
-        "gare-mini", help="gare-mini, a folder, a hub id or a name; clip is ViT-B/32 with random weights."
+        "gare-mini",
+        "--model",
+        "--backbone",
+        help="gare-mini, a folder, a hub id or a name; clip is ViT-B/32 with random weights.",
     ),
     frames: int = typer.Option(12, min=1, help="Frames per video."),
+    videos: int = typer.Option(1, min=1, help="Time also this many videos at once."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of text."),
 ) -> None:
@@ -364,12 +368,14 @@ def encode(
 
         gare bench encode --model clip
 
+        gare bench encode --backbone clip --videos 128 --device cuda
+
         gare bench encode --model runs/mine/best --device cuda --json
     """
     from gare.bench.encode_bench import benchmark_encode
     from gare.model.model_inventory import Speed, remember_speed
 
-    result = benchmark_encode(model, frames=frames, device=choose_device(device))
+    result = benchmark_encode(model, frames=frames, device=choose_device(device), batch=videos)
     today = datetime.now(UTC).date().isoformat()
     rate = frames * result.videos_per_second
     remember_speed(model, Speed(result.device, result.texts_per_second, rate, today))
@@ -380,8 +386,9 @@ def encode(
         return
     typer.echo(
         f"{result.model} on {result.device}: loaded in {result.load_s:.2f} s; a text {result.text_ms:.1f} ms "
-        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.0f} ms "
-        f"({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
+        f"({result.texts_per_second:.0f}/s in batches); a video of {frames} frames {result.video_ms:.1f} ms"
+        + (f", {videos} at once {result.batch_ms:.1f} ms" if videos > 1 else "")
+        + f" ({result.videos_per_second:.1f}/s); peak memory {result.peak_memory_gb:.2f} GB"
     )
     if result.ratio is not None:
         typer.echo(

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor, get
 from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import FILES_PER_SHARD, LEASE_S, Run, ShardLedger, cut_into_shards
-from gare.cluster.shard_worker import ShardWorker, options_to_plain
+from gare.cluster.shard_worker import OUTAGE_S, ShardWorker, options_to_plain
 from gare.errors import ClusterError, LibraryError
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, note_source, plan_folders
@@ -153,8 +153,9 @@ def _watch(
             status = RunStatus.read(ledger)
             seen = time.monotonic()
         except LibraryError:
-            if time.monotonic() - seen > 10 * run.lease_s:
+            if time.monotonic() - seen > max(OUTAGE_S, run.lease_s):
                 raise
+            well = time.monotonic()  # the storage is away for us too: no fault of the cluster
             time.sleep(_LOOK_S)
             continue
         if status is None or status.run.run_id != run.run_id:

@@ -20,6 +20,7 @@ from gare.data.workers import Limits
 from gare.errors import LibraryError
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
 from gare.library.index.index_run import IndexOptions, index_planned, note_source
+from gare.library.index.object_files import remove_left_behind
 from gare.library.index.plan import Plan, read_ledger
 from gare.library.index.scan import FoundFile, Problem
 from gare.library.library import Library
@@ -27,8 +28,8 @@ from gare.library.store import Store
 
 _BEATS_PER_LEASE = 3
 _LONGEST_PAUSE_S = 5.0
-_OUTAGE_S = 600.0
-"""How long a worker waits for storage that cannot be reached, before it gives up."""
+OUTAGE_S = 600.0
+"""How long workers, and who watches them, wait for storage that cannot be reached before they give up."""
 _STUCK_MARGIN_S = 60.0
 _log = logging.getLogger("gare.cluster")
 
@@ -60,6 +61,7 @@ class ShardWorker:
         Raises:
             LibraryError: the storage could not be reached for ten minutes.
         """
+        remove_left_behind()  # of a worker that was killed, in whose place this one may be
         pause, reached = 0.2, time.monotonic()
         while True:
             try:
@@ -78,7 +80,7 @@ class ShardWorker:
             except LostLeaseError as error:
                 _log.info("%s", error)
             except LibraryError as error:
-                if time.monotonic() - reached > _OUTAGE_S:
+                if time.monotonic() - reached > OUTAGE_S:
                     raise
                 _log.warning("the library cannot be used just now: %s", error)
             time.sleep(pause)

@@ -1,11 +1,12 @@
-"""Large image towers on a CPU: matrix products in bfloat16, the sums between layers and the norms in float32.
+"""Large image towers in inference: products in bfloat16, the sums between layers and the norms in float32.
 
 A processor with products of its own for bfloat16 (AVX-512 BF16, AMX) does them two to three times as fast as
-those in float32, and nine tenths of the work of a ViT are such products. transformers' own `bfloat16` rounds
-the sums too. Here they stay exact, so that vectors differ from those in float32 by 1e-5 in cosine or less.
+those in float32, a GPU ten times, and nine tenths of the work of a ViT are such products. transformers' own
+`bfloat16` rounds the sums too. Here they stay exact, so that vectors differ from those in float32 by 1e-5 in
+cosine or less. On a GPU a sum and the norm after it are one kernel, and attention of few places is another.
 
-It is for layers named as in CLIP and SigLIP, without a mask, in inference, and where a tower is large: small
-ones gain little, and are exact. `GARE_CPU_PRECISION=float32` turns it off.
+It is for layers named as in CLIP and SigLIP, without a mask, and where a tower is large: small ones gain
+little, and are exact. `GARE_CPU_PRECISION=float32` and `GARE_GPU_PRECISION=float32` turn it off.
 
 Shapes: N images, P places, E width, H heads.
 """
@@ -23,7 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VARIABLE = "GARE_CPU_PRECISION"
+from gare.encoders.short_attention import has_triton, is_short, short_attention
+
+VARIABLES = {"cpu": "GARE_CPU_PRECISION", "cuda": "GARE_GPU_PRECISION"}
+"""Set to float32, they turn it off on such devices."""
 LEAST_PARAMETERS = 60_000_000
 """A tower with fewer stays in float32: it is quick as it is, and scores are those of transformers to 1e-5.
 ViT-B/32 has 85 million in its layers."""
@@ -33,17 +37,25 @@ _IS_ON: ContextVar[bool] = ContextVar("is_on", default=False)
 
 
 @cache
-def has_fast_bfloat16() -> bool:
-    """Whether this processor multiplies matrices faster in bfloat16."""
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether this processor or GPU multiplies matrices faster in bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch has no public name for them
     return torch.backends.mkldnn.is_available() and any(
         getattr(torch.cpu, name, lambda: False)() for name in checks
     )
 
 
-def is_wanted() -> bool:
-    """Whether large towers are to be fast here: the processor gains by it, and nobody said no."""
-    return os.environ.get(VARIABLE, "auto") != "float32" and has_fast_bfloat16()
+def is_wanted(device: torch.device) -> bool:
+    """Whether large towers are to be fast there: the device gains by it, and nobody said no."""
+    variable = VARIABLES.get(device.type)
+    return variable is not None and os.environ.get(variable) != "float32" and has_fast_bfloat16(device)
+
+
+def is_on() -> bool:
+    """Whether products are to be in bfloat16 now; torch.compile has its own ways, and cannot ask."""
+    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and _IS_ON.get()
 
 
 def prepare(tower: nn.Module) -> bool:
@@ -93,21 +105,46 @@ class _Bfloat16Layer(nn.Module):
 
     def forward(self, hidden_states: Tensor, *more: Any, **named: Any) -> Any:
         mask = [each for each in (*more, named.get("attention_mask")) if each is not None]
-        is_plain = hidden_states.dtype == torch.float32 and hidden_states.device.type == "cpu"
-        if not _IS_ON.get() or mask or not is_plain or torch.is_grad_enabled():
+        if not is_on() or mask or hidden_states.dtype != torch.float32:
             return super().forward(hidden_states, *more, **named)
         return self._forward(hidden_states, _weights(self))
 
     def _forward(self, states_NPE: Tensor, weights: dict[str, Tensor]) -> Tensor:
         heads = self.self_attn.num_heads
-        normed_NPE = self.layer_norm1(states_NPE).bfloat16()
+        _, normed_NPE = _add_norm(states_NPE, None, self.layer_norm1)
         both = F.linear(normed_NPE, weights["qkv"], weights["qkv_bias"])
         query, key, value = both.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [N, H, P, E / H]
-        attended_NPE = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        states_NPE = states_NPE + F.linear(attended_NPE, weights["out"], weights["out_bias"])
-        hidden = F.linear(self.layer_norm2(states_NPE).bfloat16(), weights["fc1"], weights["fc1_bias"])
-        hidden = F.silu(hidden) if _is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
+        attended_NPE = _attend(query, key, value).flatten(2)
+        branch_NPE = F.linear(attended_NPE, weights["out"], weights["out_bias"])
+        states_NPE, normed_NPE = _add_norm(states_NPE, branch_NPE, self.layer_norm2)
+        hidden = F.linear(normed_NPE, weights["fc1"], weights["fc1_bias"])
+        hidden = F.silu(hidden, inplace=True) if _is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
         return states_NPE + F.linear(hidden, weights["fc2"], weights["fc2_bias"])
+
+
+def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
+    """Attended values [N, P, H, E]."""
+    if is_short(query_NHPE, key_NHPE):
+        attended_NPHE: Tensor = short_attention(
+            query_NHPE, key_NHPE, value_NHPE, query_NHPE.shape[-1] ** -0.5
+        )
+        return attended_NPHE
+    return F.scaled_dot_product_attention(query_NHPE, key_NHPE, value_NHPE).transpose(1, 2)
+
+
+def _add_norm(states: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """States plus branch in float32, and their norm in bfloat16."""
+    if _has_kernel(states):
+        from gare.encoders.add_norm_cuda import add_norm
+
+        return add_norm(states, branch, norm)
+    if branch is not None:
+        states = states + branch
+    return states, norm(states).bfloat16()
+
+
+def _has_kernel(states: Tensor) -> bool:
+    return states.is_cuda and has_triton()
 
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gare.encoders import clip_tokenizer
+from gare.encoders.bfloat16_layers import is_on
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
+from gare.encoders.short_attention import use_short_attention
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
 
@@ -55,6 +60,7 @@ class ClipEncoder(Encoder):
         self.vision: Any = towers.vision_model
         embeddings = self.vision.embeddings
         embeddings.patch_embedding = PatchEmbedding.of(embeddings.patch_embedding)
+        use_short_attention(self.vision)
         self.text: Any = towers.text_model
         if self.kind == "clip":
             self.image_projection: nn.Module = towers.visual_projection
@@ -129,6 +135,15 @@ class ClipEncoder(Encoder):
             ours.load_state_dict(temporal_layer_from_clip(theirs.state_dict()))
         return True
 
+    def compile_towers(self) -> None:
+        """Also keep less for backward: of a layer of the image tower, its input and its matrix products."""
+        if not self.vision.is_gradient_checkpointing:  # that keeps less still
+            # It warns of operators that work in place; these layers have none.
+            logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+            keep_products = partial(create_selective_checkpoint_contexts, _policy)
+            self.vision.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_products})
+        super().compile_towers()
+
     def freeze_first_layer(self) -> None:
         """The released code does not train the first layer of a ViT (`clip.visual.conv1`)."""
         self.vision.embeddings.patch_embedding.requires_grad_(False)
@@ -177,7 +192,25 @@ class PatchEmbedding(nn.Conv2d):
         patches = pixels_NCHW[:, :, : rows * height, : columns * width]
         patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [N, rows, columns, C × height × width]
-        return nn.functional.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        weight, bias = self.weight.flatten(1), self.bias
+        if not (pixels_NCHW.is_cuda and is_on()):
+            return nn.functional.linear(patches, weight, bias).permute(0, 3, 1, 2)
+        # In float32 it would take a quarter of the time of the whole tower.
+        bias = None if bias is None else bias.bfloat16()
+        embedded = nn.functional.linear(patches.bfloat16(), weight.bfloat16(), bias)
+        return embedded.to(pixels_NCHW.dtype).permute(0, 3, 1, 2)
+
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+
+
+def _policy(context: Any, operator: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
+    """What backward keeps of a layer. All else is computed again: norms, activations, sums, short attention.
+
+    That takes as long as reading and writing it. 14.5 GB are kept instead of 25.5 for 1,536 pictures.
+    """
+    is_product = operator in _PRODUCTS
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def temporal_layer_from_clip(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -57,6 +57,8 @@ class ImageFormat:
         """
         mean_C11 = torch.tensor(self.mean, device=bytes_NCHW.device).view(-1, 1, 1)
         std_C11 = torch.tensor(self.std, device=bytes_NCHW.device).view(-1, 1, 1)
+        if bytes_NCHW.is_cuda:  # in one pass; the last digit may differ
+            return torch.addcmul(-mean_C11 / std_C11, bytes_NCHW, 1 / (255 * std_C11))
         return bytes_NCHW.float().div_(255).sub_(mean_C11).div_(std_C11)
 
 
@@ -147,13 +149,13 @@ class Encoder(nn.Module, ABC):
         bfloat16 where the processor gains by it (`bfloat16_layers`).
         """
         pixels_NCHW = self.image_format.normalise(bytes_NCHW).to(self.dtype)
-        is_inference = pixels_NCHW.device.type == "cpu" and not torch.is_grad_enabled()
-        with bfloat16_products(on=is_inference and self._has_fast_tower()):
+        is_fast = not torch.is_grad_enabled() and self._has_fast_tower(pixels_NCHW.device)
+        with bfloat16_products(on=is_fast):
             return self.image_features(pixels_NCHW)
 
-    def _has_fast_tower(self) -> bool:
-        """Whether the image tower is large and ready for products in bfloat16, wanted on this machine."""
-        if not is_wanted():
+    def _has_fast_tower(self, device: torch.device) -> bool:
+        """Whether the image tower is large and ready for products in bfloat16, wanted on this device."""
+        if not is_wanted(device):
             return False
         if self._is_fast is None:
             towers = [part for name, part in self.named_children() if name in self.IMAGE_TOWER]
@@ -192,6 +194,7 @@ class Encoder(nn.Module, ABC):
 
     def compile_towers(self) -> None:
         """Run both towers through torch.compile; the rest of a model is a few large matrix products."""
+        self._is_fast = False  # torch.compile does as well, and does not see into these layers
         towers: Any = self
         towers.image_features = torch.compile(self.image_features)
         towers.encode_text = torch.compile(self.encode_text)

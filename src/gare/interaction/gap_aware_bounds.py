@@ -9,6 +9,7 @@ Shapes: T texts, V videos, F frames, W words, D embedding; O owners, A atoms, P 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gare.interaction.increment_ball import increment_ball
+from gare.interaction.increment_ball import IncrementRange, increment_range
 from gare.interaction.increment_keys import (
     FrameKeys,
     GapCards,
@@ -35,6 +36,7 @@ from gare.interaction.score_bounds import (
     SLACK,
     Balls,
     BoundCards,
+    IncrementSlabs,
     Interval,
     ScoreBounds,
     angle_of,
@@ -73,8 +75,10 @@ class GapAwareBounds:
         """The two vectors of each video."""
         pooled = self.pooling.pooled_balls(video, dtype)
         if self.config.context == "words":
-            return BoundCards.join(pooled, None)
-        return BoundCards.join(pooled, self._increment_balls(*self.context(video), dtype))
+            return BoundCards(pooled)
+        reach = increment_range(*self.context(video), self.net)
+        slabs = self._slabs(reach, pooled.centre_OD.double())
+        return BoundCards.join(pooled, self._increment_balls(reach, dtype), slabs)
 
     def key_cards(self, video: VideoFeatures, cards: BoundCards, dtype: torch.dtype) -> KeyCards:
         """The keys of each video, beside the two vectors as they are stored."""
@@ -100,12 +104,22 @@ class GapAwareBounds:
         kept = self.pooling.without_padding(video)
         return kept.frames_VFD, video.mask_VF if self.config.mask_frames else torch.ones_like(video.mask_VF)
 
-    def _increment_balls(self, context_OCD: Tensor, mask_OC: Tensor, dtype: torch.dtype) -> Balls:
-        centre_OD, radius_O = increment_ball(context_OCD, mask_OC, self.net)
+    def _increment_balls(self, reach: IncrementRange, dtype: torch.dtype) -> Balls:
+        centre_OD, radius_O = reach.centre_OD, reach.radius_O
         if self.config.normalise:
             radius_O = _unit_radius(radius_O, centre_OD.norm(dim=-1))
             centre_OD = F.normalize(centre_OD, dim=-1)
         return Balls.around(centre_OD, radius_O, dtype)
+
+    def _slabs(self, reach: IncrementRange, pooled_OD: Tensor) -> IncrementSlabs:
+        square, with_pooled = reach.square(), reach.along(pooled_OD)
+        if not self.config.normalise:
+            return IncrementSlabs(square, with_pooled)
+        has_direction = length_of(square).low > LEAST_LENGTH
+        square, (with_pooled,) = _unit_length(square, [with_pooled])
+        most_O = pooled_OD.norm(dim=-1) * (1 + SLACK)  # a product with a vector of length one
+        low_O = torch.where(has_direction, with_pooled.low, -most_O)
+        return IncrementSlabs(square, Interval(low_O, torch.where(has_direction, with_pooled.high, most_O)))
 
     # --- the two rungs --------------------------------------------------------------------------------------
 
@@ -121,8 +135,10 @@ class GapAwareBounds:
                 Interval.of(cards.between_O, SLACK * scale),
                 cards.increment.radius_O,
             )
+            slabs = self._between_slabs(text_TD, cards.increment, known.with_text, cards.slabs)
         else:  # the words of a text: one ball a text
-            balls = self._increment_balls(text.words_TWD, text.mask_TW, torch.float64)
+            reach = increment_range(text.words_TWD, text.mask_TW, self.net)
+            balls = self._increment_balls(reach, torch.float64)
             own_T1 = torch.linalg.vecdot(text_TD.double(), balls.centre_OD)[:, None]
             scale = text_TD.double().norm(dim=-1, keepdim=True) * balls.length_O[:, None]
             known = _Known(
@@ -131,7 +147,17 @@ class GapAwareBounds:
                 product_interval(balls.centre_OD, cards.pooled),
                 balls.radius_O[:, None],
             )
-        return self._bounds(text_TD, cards.pooled, text_pooled, known)
+            slabs = []
+        return self._bounds(text_TD, cards.pooled, text_pooled, known, *slabs)
+
+    def _between_slabs(
+        self, text_TD: Tensor, increment: Balls, text_even: Interval, slabs: IncrementSlabs | None
+    ) -> list[_Known]:
+        """The same increments by their slabs: only their product with the text is left to the ball."""
+        assert slabs is not None
+        length_T1 = text_TD.double().norm(dim=-1, keepdim=True) * (1 + SLACK)
+        with_text = text_even.widened(length_T1 * increment.radius_O)
+        return [_Known(slabs.square, with_text, slabs.with_pooled, torch.zeros_like(increment.radius_O))]
 
     def by_keys(self, text: TextFeatures, cards: BoundCards, keys: KeyCards) -> ScoreBounds:
         """From a product with every key besides; from products of words with the mean frame."""
@@ -185,25 +211,33 @@ class GapAwareBounds:
         """The same for increments of length one, where the settings ask for them."""
         if not self.config.normalise:
             return square, products, found.radius_OP
-        length = length_of(square)
-        least = length.low.clamp_min(LEAST_LENGTH)
-        over = Interval(1 / length.high.clamp_min(LEAST_LENGTH), 1 / least)
-        one = square_of(torch.ones_like(least))
-        return one, [product.times(over) for product in products], _unit_radius(found.radius_OP, length.low)
+        radius_OP = _unit_radius(found.radius_OP, length_of(square).low)
+        return *_unit_length(square, products), radius_OP
 
-    def _bounds(self, text_TD: Tensor, pooled: Balls, text_pooled: Interval, known: _Known) -> ScoreBounds:
-        """The cosine from all products of text, pooled video and increment."""
+    def _bounds(self, text_TD: Tensor, pooled: Balls, text_pooled: Interval, *ways: _Known) -> ScoreBounds:
+        """The cosine from all products of text, pooled video and increment; the narrowest of several ways."""
         text_sq = square_of(text_TD.double().norm(dim=-1, keepdim=True))
         pooled_sq, pooled_radius = square_of(pooled.length_O), self.pooling.pooled_radius(text_TD, pooled)
-        if self.config.corrected_side == "text":
-            shifted_sq = text_sq + known.with_text.doubled() + known.square
-            width = angle_of(known.radius, length_of(shifted_sq)) + angle_of(
-                pooled_radius, length_of(pooled_sq)
-            )
-            return cosine_bounds(text_pooled + known.with_pooled, shifted_sq, pooled_sq, width)
-        shifted_sq = pooled_sq + known.with_pooled.doubled() + known.square
-        width = angle_of(known.radius + pooled_radius, length_of(shifted_sq))
-        return cosine_bounds(text_pooled + known.with_text, text_sq, shifted_sq, width)
+        found = []
+        for known in ways:
+            if self.config.corrected_side == "text":
+                shifted_sq = text_sq + known.with_text.doubled() + known.square
+                width = angle_of(known.radius, length_of(shifted_sq))
+                width = width + angle_of(pooled_radius, length_of(pooled_sq))
+                found.append(cosine_bounds(text_pooled + known.with_pooled, shifted_sq, pooled_sq, width))
+            else:
+                shifted_sq = pooled_sq + known.with_pooled.doubled() + known.square
+                width = angle_of(known.radius + pooled_radius, length_of(shifted_sq))
+                found.append(cosine_bounds(text_pooled + known.with_text, text_sq, shifted_sq, width))
+        return functools.reduce(ScoreBounds.narrowed, found)
+
+
+def _unit_length(square: Interval, products: list[Interval]) -> tuple[Interval, list[Interval]]:
+    """The same of increments that are made one long."""
+    length = length_of(square)
+    least = length.low.clamp_min(LEAST_LENGTH)
+    over = Interval(1 / length.high.clamp_min(LEAST_LENGTH), 1 / least)
+    return square_of(torch.ones_like(least)), [product.times(over) for product in products]
 
 
 def _unit_radius(radius: Tensor, length: Tensor) -> Tensor:

@@ -19,10 +19,16 @@ from torch import Tensor
 
 from gare.interaction.gap_aware_cards import increment_card
 from gare.interaction.increment_net import IncrementWeights
-from gare.interaction.pair_blocks import block_budget
-from gare.interaction.score_bounds import SLACK, Balls, Interval, product_dtype, product_error
+from gare.interaction.score_bounds import (
+    SLACK,
+    Balls,
+    Interval,
+    product_dtype,
+    product_error,
+    stored_products,
+)
 from gare.interaction.score_cards import map_tensors
-from gare.types import Rows, block_slices
+from gare.types import Rows
 
 FORM_ROUNDING = 2.0**-22
 """What a quadratic form can be off, as a share of its largest value: its matrix is kept in float32."""
@@ -57,9 +63,7 @@ class StoredKeys:
     def products(self, text_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The product of each key with each text, [O, A, T], and how far it may be off."""
         flat_ND, dim = self.key_OAD.flatten(0, 1), text_TD.shape[-1]
-        rows = block_slices(len(flat_ND), max(1, block_budget(flat_ND.device) // dim))
-        text_DT, dtype = text_TD.to(product_dtype()).mT, product_dtype()
-        product_NT = torch.cat([flat_ND[some].to(dtype) @ text_DT for some in rows]).double()
+        product_NT = stored_products(flat_ND, text_TD, product_dtype()).double()
         product_OAT = product_NT.unflatten(0, self.key_OAD.shape[:2]) * self.scale_OA[..., None]
         error_OA = self.moved_OA + product_error(dim, torch.float32) * self.length_OA
         # What numbers too small for float32 add up to; a scaled key has none larger than 32,767.
@@ -195,7 +199,8 @@ class TokenKeys:
             most3_O=most[1],
             most_O=most[2],
         )
-        return cls(card.key_OAD, card.key_bias_OA, card.atom_OAD, card.scaled_D, card.fixed_D, forms)
+        key_OAD = _centre_keys(card.key_OAD, mask_OC, net.num_heads)
+        return cls(key_OAD, card.key_bias_OA, card.atom_OAD, card.scaled_D, card.fixed_D, forms)
 
     def row(self, vector_OD: Tensor) -> OwnerRow:
         """The products of the owner's own vectors with its atoms."""
@@ -328,6 +333,15 @@ def scaled_logits(gap_OAP: Tensor, error_OAP: Tensor, scale_OP: Interval) -> tup
     spread_O1P = (scale_OP.high - scale_OP.low)[:, None] / 2
     error_OAP = error_OAP * scale_OP.high[:, None] + gap_OAP.abs() * (spread_O1P + 1e-13 * middle_O1P)
     return gap_OAP * middle_O1P, error_OAP
+
+
+def _centre_keys(key_OAD: Tensor, mask_OC: Tensor, num_heads: int) -> Tensor:
+    """Each head's keys less their mean: attention is the same, and shorter keys lose less when rounded."""
+    key_OHCD = key_OAD.unflatten(1, (num_heads, -1))
+    share_OC = mask_OC / mask_OC.sum(dim=1, keepdim=True)
+    mean_OHD = torch.einsum("oc,ohcd->ohd", share_OC.to(key_OHCD), key_OHCD)
+    centred_OHCD: Tensor = key_OHCD - mean_OHD[:, :, None]
+    return centred_OHCD.flatten(1, 2)
 
 
 def _quadratic(gram_OAA: Tensor, x_OAP: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class PooledCosine(Interaction):
         return pooled_sq_VT, (weights_VFT * frame_text_VFT).sum(dim=1), weights_VFT
 
     def bound_cards(self, video: VideoFeatures, dtype: torch.dtype = torch.float32) -> BoundCards:
-        return BoundCards.join(self.pooled_balls(video, dtype), None)
+        return BoundCards(self.pooled_balls(video, dtype))
 
     def pooled_balls(self, video: VideoFeatures, dtype: torch.dtype) -> Balls:
         """Around the mean frame: every vector that the frames of a video can be pooled to."""

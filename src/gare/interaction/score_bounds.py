@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gare.interaction.pair_blocks import block_budget
 from gare.interaction.score_cards import map_tensors
-from gare.types import Rows
+from gare.types import Rows, block_slices
 
 LEAST_LENGTH = 1e-6
 """Vectors that may be as short as this have no direction to speak of: their scores are not bounded."""
@@ -32,6 +33,55 @@ class ScoreBounds:
 
     lower_TV: Tensor
     upper_TV: Tensor
+
+    def narrowed(self, other: ScoreBounds) -> ScoreBounds:
+        """Other bounds of the same scores are known as well."""
+        return ScoreBounds(
+            torch.maximum(self.lower_TV, other.lower_TV), torch.minimum(self.upper_TV, other.upper_TV)
+        )
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers that are known to lie between two others, elementwise, in float64."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor, error: Tensor | float) -> Interval:
+        """`value`, give or take `error`."""
+        return cls(value - error, value + error)
+
+    def __add__(self, other: Interval | Tensor) -> Interval:
+        low, high = (other.low, other.high) if isinstance(other, Interval) else (other, other)
+        return Interval(self.low + low, self.high + high)
+
+    def within(self, other: Interval) -> Interval:
+        """What lies in both."""
+        return Interval(torch.maximum(self.low, other.low), torch.minimum(self.high, other.high))
+
+    def widened(self, error: Tensor | float) -> Interval:
+        """The number, give or take `error` more."""
+        return Interval(self.low - error, self.high + error)
+
+    def doubled(self) -> Interval:
+        """Twice the number."""
+        return Interval(2 * self.low, 2 * self.high)
+
+    def times(self, factor: Interval) -> Interval:
+        """Times a number that is not negative."""
+        return Interval(
+            torch.minimum(self.low * factor.low, self.low * factor.high)
+            - SLACK * self.low.abs() * factor.high,
+            torch.maximum(self.high * factor.low, self.high * factor.high)
+            + SLACK * self.high.abs() * factor.high,
+        )
+
+    @property
+    def mT(self) -> Interval:
+        """The same with its last two dimensions exchanged."""
+        return Interval(self.low.mT, self.high.mT)
 
 
 @dataclass(frozen=True)
@@ -61,6 +111,16 @@ class Balls:
 
 
 @dataclass(frozen=True)
+class IncrementSlabs:
+    """Between which two planes, and which two lengths, all increments of an owner lie; float64."""
+
+    square: Interval
+    """The squares of their lengths, [O]."""
+    with_pooled: Interval
+    """Their products with the stored mean frame, [O]."""
+
+
+@dataclass(frozen=True)
 class BoundCards:
     """What the bounds of every score of a video need: two vectors, or one, and a few numbers."""
 
@@ -70,14 +130,23 @@ class BoundCards:
     """Around the increment at even attention: every increment; None without increments over frames."""
     between_O: Tensor | None = None
     """float64: the product of the two centres."""
+    slabs: IncrementSlabs | None = None
+    """What is known of the increments besides their ball."""
 
     @classmethod
-    def join(cls, pooled: Balls, increment: Balls | None) -> BoundCards:
-        """The cards of these balls."""
-        if increment is None:
-            return cls(pooled)
+    def join(cls, pooled: Balls, increment: Balls, slabs: IncrementSlabs) -> BoundCards:
+        """The cards of these balls; what the ball of the increments leaves of the slabs."""
         between_O = torch.linalg.vecdot(pooled.centre_OD.double(), increment.centre_OD.double())
-        return cls(pooled, increment, between_O)
+        length_O, radius_O = increment.length_O * (1 + SLACK), increment.radius_O
+        least_O = (increment.length_O * (1 - SLACK) - radius_O).clamp_min(0)
+        of_ball = IncrementSlabs(
+            Interval(least_O.square(), (length_O + radius_O).square()),
+            Interval.of(between_O, pooled.length_O * (radius_O + SLACK * length_O) * (1 + SLACK)),
+        )
+        left = IncrementSlabs(
+            slabs.square.within(of_ball.square), slabs.with_pooled.within(of_ball.with_pooled)
+        )
+        return cls(pooled, increment, between_O, left)
 
     def __len__(self) -> int:
         return len(self.pooled.radius_O)
@@ -88,41 +157,6 @@ class BoundCards:
     def to(self, device: torch.device | str) -> BoundCards:
         """The same cards on another device."""
         return map_tensors(self, lambda tensor: tensor.to(device))
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Numbers that are known to lie between two others, elementwise, in float64."""
-
-    low: Tensor
-    high: Tensor
-
-    @classmethod
-    def of(cls, value: Tensor, error: Tensor | float) -> Interval:
-        """`value`, give or take `error`."""
-        return cls(value - error, value + error)
-
-    def __add__(self, other: Interval | Tensor) -> Interval:
-        low, high = (other.low, other.high) if isinstance(other, Interval) else (other, other)
-        return Interval(self.low + low, self.high + high)
-
-    def doubled(self) -> Interval:
-        """Twice the number."""
-        return Interval(2 * self.low, 2 * self.high)
-
-    def times(self, factor: Interval) -> Interval:
-        """Times a number that is not negative."""
-        return Interval(
-            torch.minimum(self.low * factor.low, self.low * factor.high)
-            - SLACK * self.low.abs() * factor.high,
-            torch.maximum(self.high * factor.low, self.high * factor.high)
-            + SLACK * self.high.abs() * factor.high,
-        )
-
-    @property
-    def mT(self) -> Interval:
-        """The same with its last two dimensions exchanged."""
-        return Interval(self.low.mT, self.high.mT)
 
 
 def product_dtype() -> torch.dtype:
@@ -148,6 +182,24 @@ def product_error(dim: int, dtype: torch.dtype) -> float:
     return terms / (1 - terms)
 
 
+def stored_products(rows_ND: Tensor, text_TD: Tensor, dtype: torch.dtype) -> Tensor:
+    """The products [N, T] of stored rows with texts, summed in `dtype`.
+
+    A few rows at a time are widened into memory that is used again: new memory for all of them would take
+    longer than their products.
+    """
+    text_DT, dim = text_TD.to(dtype).mT, text_TD.shape[-1]
+    if rows_ND.dtype == dtype:
+        return rows_ND @ text_DT
+    size = max(1, block_budget(rows_ND.device) // dim)
+    wide_ND = rows_ND.new_empty(min(len(rows_ND), size), dim, dtype=dtype)
+    product_NT = rows_ND.new_empty(len(rows_ND), len(text_TD), dtype=dtype)
+    for rows in block_slices(len(rows_ND), size):
+        few_ND = wide_ND[: rows.stop - rows.start].copy_(rows_ND[rows])
+        product_NT[rows] = few_ND @ text_DT
+    return product_NT
+
+
 def product_interval(text_TD: Tensor, balls: Balls) -> Interval:
     """The products [T, O] of texts with stored centres, and what float32 may have lost of them.
 
@@ -155,7 +207,7 @@ def product_interval(text_TD: Tensor, balls: Balls) -> Interval:
     """
     is_double = text_TD.dtype == balls.centre_OD.dtype == torch.float64
     dtype, dim = torch.float64 if is_double else product_dtype(), text_TD.shape[-1]
-    product_TO = (text_TD.to(dtype) @ balls.centre_OD.to(dtype).mT).double()
+    product_TO = stored_products(balls.centre_OD, text_TD, dtype).double().mT
     length_T1 = text_TD.double().norm(dim=-1, keepdim=True)
     return Interval.of(product_TO, product_error(dim, dtype) * length_T1 * balls.length_O + dim * 1e-37)
 

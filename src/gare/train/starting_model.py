@@ -84,8 +84,8 @@ def _explain_lack_of_memory() -> Iterator[None]:
 
 def compile_towers(model: GARE) -> None:
     """torch.compile both towers; the rest is a few large matrix products."""
-    # Compute the cheapest twentieth of the activations again in backward rather than keep them.
-    functorch_config.activation_memory_budget = 0.95
+    # What a product in backward reads may be computed again from what is kept anyway: an activation, a norm.
+    functorch_config.ban_recompute_materialized_backward = False
     # A model and its teachers share code, and each is a variant of it; at the eighth torch would give up.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     model.encoder.compile_towers()

@@ -194,15 +194,18 @@ class Scratch:
 
     def _made(self) -> Path:
         if self._folder is None:
-            above = Path(os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir())
-            _remove_left_behind(above)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=above))
+            remove_left_behind()
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_scratch_folder()))
         return self._folder
 
 
-def _remove_left_behind(above: Path) -> None:
+def _scratch_folder() -> Path:
+    return Path(os.environ.get(SCRATCH_VARIABLE) or tempfile.gettempdir())
+
+
+def remove_left_behind() -> None:
     """Remove the scratch space of processes of this machine that are not there any more."""
-    for folder in above.glob(f"{_PREFIX}*-*"):
+    for folder in _scratch_folder().glob(f"{_PREFIX}*-*"):
         process = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if process.isdecimal() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -32,6 +32,7 @@ from gare.types import block_slices
 _ITEMS_AT_ONCE = 512
 _SAVE_S = 60.0  # what is made of the table is kept, should the process be stopped
 _DTYPE = torch.float16
+_FORMAT = "slabs"  # of the cards: those of another are made anew
 
 Progress = Callable[[int, int], None]
 
@@ -49,6 +50,7 @@ class BoundTable:
         self._model, self._damaged = model, damaged
         self._rows: dict[str, int] = {}
         self._cards: BoundCards | None = None
+        self._last: tuple[Sequence[str], tuple[BoundCards, Tensor, Tensor]] | None = None
         self._file = None
         if folder is not None:
             self._file = _file_of(store, folder)
@@ -73,21 +75,22 @@ class BoundTable:
         missing = {key: item for key, item in zip(names, ids, strict=True) if key not in self._rows}
         return not missing or self._make(missing, on_progress)
 
-    def cards(
+    def find(
         self, ids: Sequence[str], names: Sequence[str], on_progress: Progress = lambda done, total: None
-    ) -> tuple[BoundCards, Tensor] | None:
-        """The cards of these items, and which items they belong to; what is missing is made.
+    ) -> tuple[BoundCards, Tensor, Tensor] | None:
+        """All cards, which of them belong to these items, and which items those are; what is missing is made.
 
         Damaged items have none. None: no bounds are known for this interaction.
         """
+        if self._last is not None and self._last[0] is names:  # the list of the search before
+            return self._last[1]
         if not self.fill(ids, names, on_progress) or self._cards is None:
             return None
         row_V = torch.tensor([self._rows.get(key, -1) for key in names], dtype=torch.long)
         places = (row_V >= 0).nonzero()[:, 0]
-        rows = row_V[places]
-        if len(rows) == len(self._cards) and torch.equal(rows, torch.arange(len(rows))):
-            return self._cards, places
-        return self._cards[rows.to(self._cards.pooled.radius_O.device)], places
+        found = self._cards, row_V[places], places
+        self._last = (names, found) if len(places) == len(names) else None
+        return found
 
     @torch.no_grad()
     def _make(self, missing: dict[str, str], on_progress: Progress) -> bool:
@@ -125,9 +128,17 @@ class BoundTable:
                 save_cards(self._file, list(self._rows), self._cards)
 
 
+def card_rows(cards: BoundCards, rows: Tensor) -> BoundCards:
+    """The cards of these rows; those that lie one after the other are not copied."""
+    first = int(rows[0])
+    if torch.equal(rows, torch.arange(first, first + len(rows))):
+        return cards[first : first + len(rows)]
+    return cards[rows.to(cards.pooled.radius_O.device)]
+
+
 def table_name(store: Store) -> str:
     """The name under which this machine keeps what it made of a library, for this model."""
-    name = hashlib.blake2b(f"{store.uri}\n{store.stamp.fingerprint}".encode(), digest_size=12)
+    name = hashlib.blake2b(f"{store.uri}\n{store.stamp.fingerprint}\n{_FORMAT}".encode(), digest_size=12)
     return name.hexdigest()
 
 

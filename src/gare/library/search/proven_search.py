@@ -30,7 +30,7 @@ from gare.interaction.score_bounds import (
     square_of,
 )
 from gare.library.filters import Filter
-from gare.library.search.bound_table import BoundTable, Progress, kept_bytes
+from gare.library.search.bound_table import BoundTable, Progress, card_rows, kept_bytes
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.exact_score import ExactScorer
 from gare.library.search.item_frames import ItemFrames, list_items
@@ -71,6 +71,7 @@ class ProvenSearch:
         self._table: BoundTable | None = None
         self._keys: KeyTable | None = None
         self._starts_with_keys = False
+        self._listed: tuple[int, list[str], list[str]] | None = None
         self._lock = threading.Lock()
         self.on_progress: Progress = lambda done, total: None
         """Called while the bounds of new items are made."""
@@ -150,7 +151,7 @@ class ProvenSearch:
 
     def _score_next(self, query: EncodedQuery, ids: Sequence[str], state: SearchState, size: int) -> bool:
         """Score the items with the highest bounds; False where none can be a hit."""
-        return self._score(query, ids, state, state.left()[:size])
+        return self._score(query, ids, state, state.left(size))
 
     def _score(
         self, query: EncodedQuery, ids: Sequence[str], state: SearchState, batch: Sequence[int]
@@ -211,17 +212,25 @@ class ProvenSearch:
         return self._keys.num_held(keys) > (1 - _LEAST_GAIN) * len(keys)
 
     def _items(self, where: Filter | None) -> tuple[list[str], list[str]]:
-        return list_items(self._store, where)
+        """Ids and names; those of all items are listed once for each version of the store."""
+        version = self._store.version() if where is None else None
+        if version is None:
+            return list_items(self._store, where)
+        known = self._listed
+        if known is None or known[0] != version:  # the version first: a list that is newer is made again
+            known = self._listed = (version, *list_items(self._store, None))
+        return known[1:]
 
     def _upper_bounds(self, query: EncodedQuery, ids: Sequence[str], keys: Sequence[str]) -> Tensor:
         """The most that each item can score, [V]; infinite where no bound is known."""
         with self._lock:
-            cards = self._open_table().cards(ids, keys, self.on_progress)
+            found = self._open_table().find(ids, keys, self.on_progress)
         upper_V = torch.full((len(ids),), torch.inf, dtype=torch.float64)
-        if cards is not None:
-            known, places = cards
-            blocks = [known[rows] for rows in block_slices(len(known), _ITEMS_A_BLOCK)]
-            upper_V[places] = torch.cat([self._bound(query, block) for block in blocks]).cpu()
+        if found is not None:
+            cards, rows, places = found
+            for block in block_slices(len(rows), _ITEMS_A_BLOCK):
+                check_deadline()
+                upper_V[places[block]] = self._bound(query, card_rows(cards, rows[block])).cpu()
         return upper_V
 
     def _bound(self, query: EncodedQuery, cards: BoundCards) -> Tensor:
@@ -253,13 +262,15 @@ class SearchState:
         """The beginning of a search that knows nothing of its items yet."""
         return cls(torch.full((num_items,), torch.inf, dtype=torch.float64, device=device), wanted)
 
-    def left(self) -> list[int]:
-        """The items that can still be hits, highest bound first."""
+    def left(self, most: int | None = None) -> list[int]:
+        """The items that can still be hits, highest bound first; `most` of them, or all."""
         # While fewer than wanted are known, every bound is above "the last".
         last = self.best.scores[self._wanted - 1] if len(self.best) >= self._wanted else -float("inf")
         left = ((self._upper_V >= last - _ROUNDING) & ~self._is_scored_V).nonzero()[:, 0]
-        order: list[int] = left[self._upper_V[left].argsort(descending=True, stable=True)].tolist()
-        return order
+        upper = self._upper_V[left]
+        order = upper.argsort(descending=True) if most is None else upper.topk(min(most, len(left))).indices
+        places: list[int] = left[order].tolist()
+        return places
 
     def add(self, places: Sequence[int], ranking: Ranking) -> None:
         """These were scored."""

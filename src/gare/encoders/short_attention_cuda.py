@@ -1,0 +1,160 @@
+"""The kernels of `short_attention.py`: one program for the places of one head of one picture.
+
+Imports Triton, so `short_attention.py` imports it only when it runs. Tests run it in Triton's interpreter.
+
+Shapes: N pictures, H heads, P places, E width of a head. In the kernels P and E are padded to powers of two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def forward(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float) -> Tensor:
+    """Attended values [N, P, H, E]."""
+    pictures, heads, places, width = query_NHPE.shape
+    attended_NPHE = query_NHPE.new_empty(pictures, places, heads, width)
+    tensors = (*_side_by_side(query_NHPE, key_NHPE, value_NHPE), attended_NPHE.transpose(1, 2))
+    _forward_kernel[(pictures * heads,)](*tensors, *_strides(tensors), scale, **_sizes(query_NHPE))
+    return attended_NPHE
+
+
+def backward(
+    gradient_NPHE: Tensor, query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, each [N, P, H, E]."""
+    pictures, heads, places, width = query_NHPE.shape
+    query_G, key_G, value_G = (query_NHPE.new_empty(pictures, places, heads, width) for _ in range(3))
+    inputs = _side_by_side(query_NHPE, key_NHPE, value_NHPE, gradient_NPHE.transpose(1, 2))
+    _backward_kernel[(pictures * heads,)](
+        *inputs, query_G, key_G, value_G, *_strides(inputs), scale, **_sizes(query_NHPE)
+    )
+    return query_G, key_G, value_G
+
+
+def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """With the numbers of a place next to each other, as a tower has them; the gradient of a sum has not."""
+    return tuple(tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors)
+
+
+def _strides(tensors: tuple[Tensor, ...]) -> list[int]:
+    """Of pictures, heads and places."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:-1]]
+
+
+def _sizes(query_NHPE: Tensor) -> dict[str, Any]:
+    _, heads, places, width = query_NHPE.shape
+    padded = max(16, triton.next_power_of_2(places))
+    return {
+        "HEADS": heads,
+        "PLACES": places,
+        "WIDTH": width,
+        "BLOCK_P": padded,
+        "BLOCK_E": max(16, triton.next_power_of_2(width)),
+        "num_warps": 4 if padded <= 64 else 8,
+    }
+
+
+@triton.jit
+def _load(base, picture, head, by_picture, by_head, by_place, place, width, inside):
+    pointers = base + picture * by_picture + head * by_head + place[:, None] * by_place + width[None, :]
+    return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def _weights(query, key, place, scale, PLACES: tl.constexpr):
+    """The softmax of a row for each query; keys that are padding weigh nothing."""
+    logits = tl.dot(query, tl.trans(key)) * scale
+    logits = tl.where(place[None, :] < PLACES, logits, float("-inf"))
+    powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    return powers / tl.sum(powers, axis=1)[:, None]
+
+
+@triton.jit
+def _forward_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    out_ptr,
+    query_n,
+    query_h,
+    query_p,
+    key_n,
+    key_h,
+    key_p,
+    value_n,
+    value_h,
+    value_p,
+    out_n,
+    out_h,
+    out_p,
+    scale,
+    HEADS: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    picture = (tl.program_id(0) // HEADS).to(tl.int64)  # a large batch has more numbers than 32 bits count
+    head = tl.program_id(0) % HEADS
+    place, width = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_E)
+    inside = (place[:, None] < PLACES) & (width[None, :] < WIDTH)
+    query = _load(query_ptr, picture, head, query_n, query_h, query_p, place, width, inside)
+    key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside)
+    value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside)
+    weights = _weights(query, key, place, scale, PLACES)
+    attended = tl.dot(weights.to(value.dtype), value)
+    out = out_ptr + picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
+    tl.store(out, attended.to(value.dtype), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    gradient_ptr,
+    query_out,
+    key_out,
+    value_out,
+    query_n,
+    query_h,
+    query_p,
+    key_n,
+    key_h,
+    key_p,
+    value_n,
+    value_h,
+    value_p,
+    gradient_n,
+    gradient_h,
+    gradient_p,
+    scale,
+    HEADS: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    picture = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    place, width = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_E)
+    inside = (place[:, None] < PLACES) & (width[None, :] < WIDTH)
+    query = _load(query_ptr, picture, head, query_n, query_h, query_p, place, width, inside)
+    key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside)
+    value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside)
+    gradient = _load(gradient_ptr, picture, head, gradient_n, gradient_h, gradient_p, place, width, inside)
+    out = ((picture * PLACES + place[:, None]) * HEADS + head) * WIDTH + width[None, :]
+
+    weights = _weights(query, key, place, scale, PLACES)
+    value_gradient = tl.dot(tl.trans(weights.to(value.dtype)), gradient)
+    tl.store(value_out + out, value_gradient.to(value.dtype), mask=inside)
+    by_weight = tl.dot(gradient, tl.trans(value))  # the gradient of each weight
+    by_logit = weights * (by_weight - tl.sum(weights * by_weight, axis=1)[:, None]) * scale
+    by_logit = by_logit.to(query.dtype)
+    tl.store(query_out + out, tl.dot(by_logit, key).to(query.dtype), mask=inside)
+    tl.store(key_out + out, tl.dot(tl.trans(by_logit), query).to(query.dtype), mask=inside)
