@@ -351,7 +351,6 @@ def compare_library(
     """Search a real library with `exact` and with `exhaustive`, in turns."""
     from gare.bench.search_bench import encoded_vector
     from gare.bench.synthetic_library import make_library
-    from gare.cluster.card_shard import on_device
     from gare.library.library import Library
     from gare.library.search.search_request import SearchRequest
 
@@ -367,7 +366,7 @@ def compare_library(
         def ask(number: int, exact: bool) -> tuple[list[str], float, tuple[int, int]]:
             request = SearchRequest(words="a vector", top=case.top, exact=exact, exhaustive=not exact)
             started = time.perf_counter()
-            ranking = searcher.find(request, query=on_device(encoded_vector(texts[number]), device))
+            ranking = searcher.find(request, query=encoded_vector(texts[number]).to(device))
             seconds = time.perf_counter() - started
             proof = ranking.certificate
             return ranking.ids, seconds, (0, 0) if proof is None else (proof.num_scored, proof.num_refined)
