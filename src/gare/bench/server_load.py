@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -131,29 +131,50 @@ def _wait_until_ready(url: str) -> None:
 # --- clients ------------------------------------------------------------------------------------------
 
 
-async def load(urls: Sequence[str], clients: int, seconds: float, seen: Seen, *, tries: int = 1) -> LoadStep:
+def search_path(number: int, turn: int) -> str:
+    """Where a client asks for a search."""
+    return f"/api/v1/search?limit=10&q={quote_plus(make_question(number, turn))}"
+
+
+async def load(
+    urls: Sequence[str],
+    clients: int,
+    seconds: float,
+    seen: Seen,
+    *,
+    tries: int = 1,
+    path: Callable[[int, int], str] = search_path,
+) -> LoadStep:
     """Ask for so long, each client one server after the other, at least once; what was seen before counts.
 
     Args:
         tries: of how many servers a search is asked, until one answers it.
+        path: what a client asks for, by its number and turn.
     """
     started = time.perf_counter()
     until = started + seconds
-    await asyncio.gather(*(_client(urls, number, until, seen, tries) for number in range(clients)))
+    await asyncio.gather(*(_client(urls, number, until, seen, tries, path) for number in range(clients)))
     seen.seconds += time.perf_counter() - started
     return seen.as_step(clients)
 
 
-async def _client(urls: Sequence[str], number: int, until: float, seen: Seen, tries: int) -> None:
+async def _client(
+    urls: Sequence[str],
+    number: int,
+    until: float,
+    seen: Seen,
+    tries: int,
+    path: Callable[[int, int], str],
+) -> None:
     """Ask, take the answer, ask again."""
     connections = [_Connection(url) for url in urls]
     next_one = count(number)
     turn, begun = 0, time.perf_counter()
     while turn == 0 or begun < until:
-        question = make_question(number, turn)
+        wanted = path(number, turn)
         for attempt in range(tries):
             seen.num_retried += attempt > 0
-            status, retry_after = await connections[next(next_one) % len(urls)].ask(question)
+            status, retry_after = await connections[next(next_one) % len(urls)].ask(wanted)
             if status != _GONE and status not in _BUSY:
                 break
         if status == 200:
@@ -174,18 +195,17 @@ class _Connection:
         self._address = urlsplit(url)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, question: str) -> tuple[int, float]:
+    async def ask(self, path: str) -> tuple[int, float]:
         """The status of the answer, and in how many seconds to come back."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
             reader, writer = self._streams
-            path = f"/api/v1/search?limit=10&q={quote_plus(question)}"
             writer.write(f"GET {path} HTTP/1.1\r\nHost: {self._address.netloc}\r\n\r\n".encode())
-            status, retry_after = await _answer(reader)
+            status, retry_after, is_last = await _answer(reader)
         except (OSError, asyncio.IncompleteReadError):
-            status, retry_after = _GONE, 0.0
-        if status != 200:
+            status, retry_after, is_last = _GONE, 0.0, True
+        if status != 200 or is_last:
             self.close()
         return status, retry_after
 
@@ -195,9 +215,11 @@ class _Connection:
         self._streams = None
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, float]:
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, float, bool]:
+    """The status, in how many seconds to come back, and whether the server ends the connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     await reader.readexactly(int(headers["content-length"]))
-    return int(first.split()[1]), float(headers.get("retry-after", 0))
+    is_last = headers.get("connection", "").lower() == "close"
+    return int(first.split()[1]), float(headers.get("retry-after", 0)), is_last

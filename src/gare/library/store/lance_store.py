@@ -97,8 +97,9 @@ class LanceStore(Store):
         self.takes_turns = "://" not in uri  # in a folder there is a lock
         self._place = Place(uri, read_only, storage_options(os.environ) if "://" in uri else {})
         self._facts = LanceTable(self._place, "facts", ("key",))
-        self._items = LanceTable(self._place, "items", ("id", "frames_key"))
-        self._frames = LanceTable(self._place, "frames", ("frames_key",))
+        # What a search reads of every candidate, except the vectors.
+        self._items = LanceTable(self._place, "items", ("id", "frames_key"), ("path", "start", "end"))
+        self._frames = LanceTable(self._place, "frames", ("frames_key",), ("times",))
         self._files = LanceTable(self._place, "files", ("path",))
         with explained(uri):
             self._open(stamp, create)
@@ -231,9 +232,7 @@ class LanceStore(Store):
                 rows = rows[[place is not None for place in places]]
                 frame_rows = frames.rows.addresses(place for place in places if place)
                 arrays |= _take_once(frames, frame_rows, frame_columns)
-            kept = [name for name in item_columns if name in items.key_columns]
-            arrays |= {name: _strings(items.rows.values_at(name, rows)) for name in kept}
-            arrays |= _take(items, rows, [name for name in item_columns if name not in kept])
+            arrays |= _take(items, rows, item_columns)
         return _table(arrays, columns, self.stamp)
 
     def _find_frames(self, keys: list[str]) -> tuple[Snapshot, list[tuple[int, int] | None]]:
@@ -472,16 +471,24 @@ def _take(snapshot: Snapshot, addresses: np.ndarray, columns: list[str]) -> dict
 
     if not len(addresses) or not columns:
         return {}
+    arrays = {name: snapshot.rows.column_at(name, addresses) for name in columns if snapshot.rows.keeps(name)}
+    if columns := [name for name in columns if name not in arrays]:
+        arrays |= _take_stored(snapshot, addresses, columns)
+    for name, array in arrays.items():
+        if pa.types.is_string(array.type) or name == "tags":
+            array.validate(full=True)
+    return arrays
+
+
+def _take_stored(snapshot: Snapshot, addresses: np.ndarray, columns: list[str]) -> dict[str, Any]:
     held = [name for name in columns if name in snapshot.dataset.schema.names]
-    table = snapshot.take(addresses, held)
-    if held != columns:
-        table = _with_empty_checksums(table)
-    if lost := [name for name in columns if name not in table.schema.names]:
+    arrays: dict[str, Any] = {CHECKSUM_COLUMN: _strings([""] * len(addresses))}  # where a library has none
+    if held:
+        table = snapshot.take(addresses, held)
+        arrays |= {name: table[name] for name in held}
+    if lost := [name for name in columns if name not in arrays]:
         raise damaged_library(snapshot.dataset.uri, f"a table has lost its column {lost[0]}")
-    for name in columns:
-        if pa.types.is_string(table.schema.field(name).type) or name == "tags":
-            table[name].validate(full=True)
-    return {name: table[name] for name in columns}
+    return {name: arrays[name] for name in columns}
 
 
 def _with_empty_checksums(rows: Any) -> Any:

@@ -5,7 +5,8 @@ storage a put is durable by itself and Lance's own conflict checks keep writers 
 
 Where each row lies is kept in memory. Lance finds 256 rows by address in 4 ms, but by key, through its index,
 in 20. Keys take about 25 bytes a row; a fragment is read once and kept until it changes, so that a growing
-library costs a reader only what is new.
+library costs a reader only what is new. On object storage further short columns are kept as well: there
+every value that is read costs a request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gare.atomic import flush
-from gare.errors import LibraryError
+from gare.errors import DamagedLibraryError, LibraryError
 from gare.library.store.lance_storage import (
     Flusher,
     Place,
@@ -62,6 +63,7 @@ class Snapshot:
 
     dataset: Any
     key_columns: tuple[str, ...]
+    near_columns: tuple[str, ...] = ()
     before: list[RowMap] = field(default_factory=list)
 
     @cached_property
@@ -69,7 +71,7 @@ class Snapshot:
         """Where each row lies."""
         rows = RowMap(self.dataset, self.before[0] if self.before else None)
         try:
-            rows.load(self.dataset, self.key_columns)
+            rows.load(self.dataset, self.key_columns, self.near_columns)
         finally:
             self.before[:] = [rows]  # even if time was up: the next one reads what is still missing
         return rows
@@ -118,14 +120,18 @@ class LanceTable:
 
     Args:
         key_columns: short string columns to keep in memory; the first is the key, unique in the table.
+        near_columns: further columns to keep in memory if the table is on object storage.
     """
 
-    def __init__(self, place: Place, name: str, key_columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, place: Place, name: str, key_columns: tuple[str, ...], near_columns: tuple[str, ...] = ()
+    ) -> None:
         self.place = place
         self.name = name
         self.key = key_columns[0]
         self.uri = f"{place.uri.rstrip('/')}/{name}.lance"
         self.key_columns = key_columns
+        self.near_columns = () if place.folder else near_columns
         self._snapshot: Snapshot | None = None
         self._checked = 0.0
         self._mutex = threading.Lock()
@@ -214,13 +220,13 @@ class LanceTable:
         with self._mutex, explained(self.place.uri):
             now = time.monotonic()
             if self._snapshot is None:
-                self._snapshot = Snapshot(self._open(), self.key_columns)
+                self._snapshot = Snapshot(self._open(), self.key_columns, self.near_columns)
             elif fresh or self.place.folder or now - self._checked > _REMOTE_REFRESH_S:
                 held = self._snapshot.dataset
                 newest = held.latest_version
                 if newest != held.version:
                     dataset = held.checkout_version(newest)
-                    self._snapshot = Snapshot(dataset, self.key_columns, self._snapshot.before)
+                    self._snapshot = replace(self._snapshot, dataset=dataset)
             else:
                 return self._snapshot
             self._checked = now
@@ -466,17 +472,26 @@ class RowMap:
             if number in known and known[number].state == state
         }
 
-    def load(self, dataset: Any, columns: Sequence[str]) -> None:
+    def load(self, dataset: Any, columns: Sequence[str], near: Sequence[str] = ()) -> None:
         """Read what is missing, in pieces. When the deadline is over, what was read until then is kept.
 
         Args:
             columns: short string columns to keep; the first is the key.
+            near: further columns to keep, where they can be read: whoever needs a damaged one meets it then.
         """
+        near = [name for name in near if name in dataset.schema.names]
         missing = [number for number in self._states if number not in self._fragments]
         fragments = [dataset.get_fragment(number) for number in missing]
         for piece in group_fragments(fragments):
             check_deadline()
-            for number, addresses, values in _read(dataset, piece, columns):
+            try:
+                with explained(dataset.uri):
+                    parts = list(_read(dataset, piece, [*columns, *near]))
+            except DamagedLibraryError:
+                if not near:
+                    raise
+                parts = list(_read(dataset, piece, columns))
+            for number, addresses, values in parts:
                 state = self._states[number]
                 self._fragments[number] = _Fragment(state, addresses, values, columns[0])
 
@@ -491,16 +506,26 @@ class RowMap:
         found = [self._fragments[number].addresses[position] for number, position in places]
         return np.array(found, dtype=np.uint64)
 
+    def keeps(self, column: str) -> bool:
+        """Whether the values of a column are here."""
+        return all(column in part.columns for part in self._fragments.values())
+
     def values_at(self, column: str, addresses: np.ndarray) -> list[str]:
         """One value per address, as a search or `addresses` returned them."""
+        return list(self.column_at(column, addresses).to_pylist()) if len(addresses) else []
+
+    def column_at(self, column: str, addresses: np.ndarray) -> pa.Array:
+        """The same as an array; there is at least one address."""
+        import pyarrow as pa
+
         numbers = (addresses >> 32).astype(np.int64)
-        result = np.empty(len(addresses), dtype=object)
+        order = np.argsort(numbers, kind="stable")
+        taken = []
         for number in np.unique(numbers):
             part = self._fragments[int(number)]
-            here = np.nonzero(numbers == number)[0]
-            positions = np.searchsorted(part.addresses, addresses[here])
-            result[here] = part.columns[column].take(positions).to_pylist()
-        return list(result)
+            positions = np.searchsorted(part.addresses, addresses[numbers == number])
+            taken.append(part.columns[column].take(positions))
+        return pa.concat_arrays(taken).take(np.argsort(order, kind="stable"))
 
 
 def _state(fragment: Any) -> State:
@@ -542,7 +567,9 @@ def _read(
         first, last = np.searchsorted(owners, [number, number + 1])
         part = table.slice(first, last - first)
         values = {
-            name: pa.concat_arrays(part[name].chunks) if part.num_rows else pa.array([], pa.string())
+            name: pa.concat_arrays(part[name].chunks)
+            if part.num_rows
+            else pa.array([], part.schema.field(name).type)
             for name in columns
         }
         yield number, addresses[first:last], values
