@@ -131,19 +131,32 @@ class ExactBenchmark:
 
 
 @dataclass(frozen=True)
-class _Items:
+class CardedVideos:
     """Videos in memory with both rungs, in blocks."""
 
-    frames_VFD: Tensor
+    stored: VideoFeatures
+    """As a library keeps them, in half precision."""
     blocks: list[tuple[BoundCards, KeyCards]]
 
+    @classmethod
+    def make(cls, interaction: Interaction, stored: VideoFeatures, key_dtype: torch.dtype) -> CardedVideos:
+        """The cards of these videos."""
+        blocks = []
+        for some in stored.blocks(_VIDEOS_A_BLOCK):
+            cards = [
+                _both_rungs(interaction, few.to(torch.float32), key_dtype)
+                for few in some.blocks(_VIDEOS_AT_ONCE)
+            ]
+            blocks.append((cat_cards([one for one, _ in cards]), cat_cards([other for _, other in cards])))
+        return cls(stored, blocks)
+
     def video(self, rows: Tensor | slice) -> VideoFeatures:
-        frames = self.frames_VFD[rows].double()
-        return VideoFeatures(frames, torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device))
+        """Some of them, as they are scored."""
+        return self.stored[rows].to(torch.float64)
 
 
 @dataclass
-class _Stages:
+class Stages:
     """Seconds by stage."""
 
     device: torch.device
@@ -151,6 +164,7 @@ class _Stages:
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
+        """Add what is done inside to a stage."""
         wait_for(self.device)
         started = time.perf_counter()
         yield
@@ -159,7 +173,9 @@ class _Stages:
 
 
 @dataclass(frozen=True)
-class _Answers:
+class ProvenLists:
+    """The places of the best videos of each text, and what their proof took."""
+
     rows: list[list[int]]
     scored: list[int]
     left_by_ball: list[int]
@@ -185,9 +201,9 @@ def benchmark_exact(
     wait_for(device)
     prepare_s = time.perf_counter() - started
     say(f"{queries:,} searches")
-    stages, found, double = _Stages(device), _Answers([], [], []), _in_double(interaction)
+    stages, found, double = Stages(device), ProvenLists([], [], []), in_double(interaction)
     for texts in text.blocks(batch):
-        answers = _search(interaction, double, texts, items, case.top, stages)
+        answers = proven_lists(interaction, double, texts, items, case.top, stages)
         found.rows.extend(answers.rows)
         found.scored.extend(answers.scored)
         found.left_by_ball.extend(answers.left_by_ball)
@@ -197,7 +213,7 @@ def benchmark_exact(
     compared = text[: min(check, queries)]
     if len(compared):
         say(f"scoring all items for {len(compared):,} of them in float64")
-        num_equal, broken = _compare(interaction, double, compared, items, case.top, found.rows, say)
+        num_equal, broken = compare_lists(interaction, double, compared, items, case.top, found.rows, say)
     num_batches = -(-queries // batch)
     spent = {name: 1000 * seconds / num_batches for name, seconds in stages.seconds.items()}
     return ExactBenchmark(
@@ -225,17 +241,19 @@ def benchmark_exact(
 
 def _make_items(
     interaction: Interaction, case: ExactCase, key_dtype: torch.dtype, device: torch.device, say: Say
-) -> _Items:
-    generator, parts, blocks = np.random.default_rng(2), [], []
+) -> CardedVideos:
+    generator, parts = np.random.default_rng(2), list[CardedVideos]()
     for rows in block_slices(case.num_items, _VIDEOS_A_BLOCK):
         count = rows.stop - rows.start
-        stored = torch.from_numpy(clustered_frames(generator, count, case.frames, case.dim)).to(device)
-        video = VideoFeatures(stored.float(), torch.ones(stored.shape[:2], dtype=torch.bool, device=device))
-        cards = [_both_rungs(interaction, some, key_dtype) for some in video.blocks(_VIDEOS_AT_ONCE)]
-        parts.append(stored)
-        blocks.append((cat_cards([one for one, _ in cards]), cat_cards([other for _, other in cards])))
+        frames = torch.from_numpy(clustered_frames(generator, count, case.frames, case.dim)).to(device)
+        video = VideoFeatures(frames, torch.ones(frames.shape[:2], dtype=torch.bool, device=device))
+        parts.append(CardedVideos.make(interaction, video, key_dtype))
         say(f"  {rows.stop:,}")
-    return _Items(torch.cat(parts), blocks)
+    frames_VFD = torch.cat([part.stored.frames_VFD for part in parts])
+    mask_VF = torch.cat([part.stored.mask_VF for part in parts])
+    return CardedVideos(
+        VideoFeatures(frames_VFD, mask_VF), [block for part in parts for block in part.blocks]
+    )
 
 
 def _both_rungs(
@@ -248,18 +266,19 @@ def _both_rungs(
     return balls, keys
 
 
-def _in_double(interaction: Interaction) -> Interaction:
+def in_double(interaction: Interaction) -> Interaction:
+    """A copy that scores in float64."""
     return copy.deepcopy(interaction).double().for_search()
 
 
-def _search(
+def proven_lists(
     interaction: Interaction,
     double: Interaction,
     text: TextFeatures,
-    items: _Items,
+    items: CardedVideos,
     top: int,
-    stages: _Stages,
-) -> _Answers:
+    stages: Stages,
+) -> ProvenLists:
     """The best items of each text, proven."""
     with stages.time("first_pass"):
         ball_TV = torch.cat([interaction.bounds(text, balls).upper_TV for balls, _ in items.blocks], dim=1)
@@ -286,7 +305,7 @@ def _search(
         rows.append(best[1].tolist())
         scored.append(done)
         left.append(int((ball_TV[number] >= best[0][-1]).sum()))
-    return _Answers(rows, scored, left)
+    return ProvenLists(rows, scored, left)
 
 
 def _nothing(text: TextFeatures) -> tuple[Tensor, Tensor]:
@@ -302,11 +321,11 @@ def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], top: int) -
     return scores[:top], rows[by_score][:top]
 
 
-def _compare(
+def compare_lists(
     interaction: Interaction,
     double: Interaction,
     text: TextFeatures,
-    items: _Items,
+    items: CardedVideos,
     top: int,
     found: list[list[int]],
     say: Say,
@@ -327,7 +346,7 @@ def _compare(
     return sum(equal), broken
 
 
-def _read(items: _Items) -> None:
+def _read(items: CardedVideos) -> None:
     """Read every byte of the cards, and do next to nothing with it."""
     for cards in items.blocks:
         for part in cards:
@@ -345,8 +364,10 @@ def _product_ms(text: TextFeatures, case: ExactCase, device: torch.device) -> fl
 
 
 @torch.no_grad()
-def compare_library(case: ExactCase, *, queries: int, folder: Path | None, say: Say) -> LibraryComparison:
-    """Search a real library with `exact` and with `exhaustive`, in turns, on this machine's processor."""
+def compare_library(
+    case: ExactCase, *, queries: int, folder: Path | None, say: Say, device: torch.device | str = "cpu"
+) -> LibraryComparison:
+    """Search a real library with `exact` and with `exhaustive`, in turns."""
     from gare.bench.search_bench import encoded_vector
     from gare.bench.synthetic_library import make_library
     from gare.library.library import Library
@@ -357,14 +378,14 @@ def compare_library(case: ExactCase, *, queries: int, folder: Path | None, say: 
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "library"
         make_library(place, model, case.num_items, say)
-        library = stack.enter_context(Library.open(place, model=model))
+        library = stack.enter_context(Library.open(place, model=model, device=device))
         searcher, texts = library.searcher, case.text_vectors(queries + 1)
         searcher.proven.on_progress = lambda done, total: say(f"  bounds of {done:,} of {total:,} items")
 
         def ask(number: int, exact: bool) -> tuple[list[str], float, tuple[int, int]]:
             request = SearchRequest(words="a vector", top=case.top, exact=exact, exhaustive=not exact)
             started = time.perf_counter()
-            ranking = searcher.find(request, query=encoded_vector(texts[number]))
+            ranking = searcher.find(request, query=encoded_vector(texts[number]).to(device))
             seconds = time.perf_counter() - started
             proof = ranking.certificate
             return ranking.ids, seconds, (0, 0) if proof is None else (proof.num_scored, proof.num_refined)
