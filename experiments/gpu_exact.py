@@ -1,10 +1,13 @@
-"""Everything about exact search that only a GPU can tell, in one run of less than three minutes.
+"""Everything about exact search that only a GPU can tell, in one run of less than four minutes.
 
-    python experiments/gpu_exact.py [SECONDS]
+    PYTHONPATH=src python experiments/gpu_exact.py [SECONDS [SHRINK]]
 
-Prints a JSON line for each result as it comes, the most important first: scores in one kernel beside the bare
-matrix product, then a million videos in the GPU's memory beside the bare reading of their bytes. Every part
-has its own time, and what fails is a line with its error. Kernels are compiled before, a process for each.
+Prints a JSON line for each result as soon as it is there, small sizes first: scores in one kernel beside the
+bare matrix product; 100,000 and a million videos in the GPU's memory beside the bare reading of their bytes,
+which kernel takes how long, lists compared with float64 of every pair; a library on the GPU, where a store is
+installed. Every part has its own time. What fails or is late is a line with its error, and the next one
+follows. Kernels are compiled before, a process for each. SHRINK divides all sizes: with 20,000 and
+TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is lent.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gare.bench.resident_bench import ResidentCase, benchmark_resident
-from gare.interaction import GapAware, GapAwareConfig, gap_aware_cuda
+from gare.bench.bench_timing import wait_for
+from gare.bench.resident_bench import ResidentCase, ResidentRun
+from gare.interaction import GapAware, GapAwareConfig, bounds_cuda, gap_aware_cuda
 from gare.types import TextFeatures, VideoFeatures
 
 STARTED = time.perf_counter()
@@ -41,12 +47,15 @@ def say(name: str, **values: Any) -> None:
 
 def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
     """A part of the run, for so long at most; whatever happens, the next one follows."""
+    if seconds < 2:
+        say(name, skipped="no time is left")
+        return
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"more than {seconds:.0f} s")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         say(name, **part())
     except BaseException as error:
@@ -59,6 +68,8 @@ def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
 
 def event_ms(function: Callable[[], object], repeats: int = 30) -> float:
     """Median milliseconds on the device, by events; every call begins with an empty queue."""
+    if DEVICE.type != "cuda":
+        return wall_ms(function, 3)
     function()
     times = []
     for _ in range(repeats):
@@ -77,10 +88,10 @@ def wall_ms(function: Callable[[], object], repeats: int = 30) -> float:
     function()
     times = []
     for _ in range(repeats):
-        torch.cuda.synchronize()
+        wait_for(DEVICE)
         begin = time.perf_counter()
         function()
-        torch.cuda.synchronize()
+        wait_for(DEVICE)
         times.append(1000 * (time.perf_counter() - begin))
     return statistics.median(times)
 
@@ -122,12 +133,70 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
     }
 
 
-def resident(case: ResidentCase, check: int) -> dict[str, Any]:
-    """Proven lists of a table on the device."""
-    torch.cuda.reset_peak_memory_stats()
-    result = benchmark_resident(case, device=DEVICE, check=check, say=lambda line: None)
-    peak_gb = torch.cuda.max_memory_allocated() / 1e9
-    return dataclasses.asdict(result) | {"peak_gb": peak_gb}
+# --- a table on the GPU -------------------------------------------------------------------------------------
+
+
+def resident(name: str, case: ResidentCase, check: int, left: Callable[[], float]) -> None:
+    """Fill a table, time it, look into it, check its lists: a line for each."""
+    made: list[ResidentRun] = []
+
+    def fill() -> dict[str, Any]:
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        made.append(ResidentRun(case, DEVICE))
+        seconds = made[0].fill()
+        return {"case": dataclasses.asdict(case), "seconds": seconds, "gb": made[0].table_bytes / 1e9}
+
+    def times() -> dict[str, Any]:
+        peak = {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if DEVICE.type == "cuda" else {}
+        return dataclasses.asdict(made[0].time()) | peak
+
+    run(f"{name}: fill", fill, min(60, left()))
+    if not made:
+        return
+    run(f"{name}: times", times, min(25, left()))
+    if DEVICE.type == "cuda":
+        run(f"{name}: kernels", lambda: kernel_ms(made[0].search), min(15, left()))
+    if check:
+        run(f"{name}: check", lambda: dataclasses.asdict(made[0].check(check)), min(40, left()))
+
+
+def kernel_ms(function: Callable[[], object]) -> dict[str, Any]:
+    """Milliseconds of a call by kernel, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        function()
+        torch.cuda.synchronize()
+    times = {event.key[:80]: event.self_device_time_total / 1000 for event in found.key_averages()}
+    longest = sorted(times, key=times.__getitem__, reverse=True)[:12]
+    kernel = bounds_cuda._product_kernel
+    return {
+        "total_ms": sum(times.values()),
+        "kernels_ms": {name: times[name] for name in longest},
+        "product_shape": str(getattr(kernel, "best_config", "")),
+    }
+
+
+def on_library(num_items: int) -> dict[str, Any]:
+    """A library in a folder, exact searches from the GPU's memory beside exhaustive ones."""
+    missing = [name for name in ("pyarrow", "lance") if find_spec(name) is None]
+    if missing:
+        return {"skipped": f"{' and '.join(missing)} are not installed here"}
+    from gare.bench.exact_bench import ExactCase, compare_library
+
+    case = ExactCase(
+        num_items=num_items,
+        dim=512,
+        frames=12,
+        top=10,
+        scale=1.0,
+        pooling="text_conditioned",
+        corrected_side="text",
+    )
+    compared = compare_library(case, queries=10, folder=None, say=lambda line: None, device=DEVICE.type)
+    return dataclasses.asdict(compared) | {"items": case.num_items}
 
 
 # --- compiling ----------------------------------------------------------------------------------------------
@@ -144,8 +213,11 @@ def compile_kernel(name: str) -> None:
     """Run a kernel once, small: it is then in Triton's cache for the process that times it."""
     kind, *rest = name.split(":")
     if kind == "resident":
-        case = ResidentCase(256, 16, 10, wide_keys=rest[0] == "wide")
-        benchmark_resident(case, device=DEVICE, check=0, say=lambda line: None)
+        made = ResidentRun(ResidentCase(2048, 16, 100, wide_keys=rest[0] == "wide"), DEVICE)
+        made.fill()
+        for shape in bounds_cuda.PRODUCT_CONFIGS:  # one by one: who searches later times them in peace
+            bounds_cuda._product_kernel.configs = [shape]
+            made.search()
         return
     kernel = gap_aware_cuda._score_kernel
     shapes = gap_aware_cuda.configs(gap_aware_cuda.MANY if rest[1] == "many" else gap_aware_cuda.FEW)
@@ -175,26 +247,30 @@ def wait_for_kernels(running: dict[str, subprocess.Popen[str]], kind: str, secon
     return {"kind": kind, "failed": failed}
 
 
-def main(seconds: float) -> None:
-    """All parts, as long as there is time."""
+def main(seconds: float, shrink: int) -> None:
+    """All parts, as long as there is time; `shrink` divides the sizes."""
 
     def left() -> float:
         return seconds - (time.perf_counter() - STARTED)
 
     half = torch.bfloat16
-    running = start_compiling()
+    few, many = max(2, 1000 // shrink), max(2, 10_000 // shrink)
+    running = start_compiling() if DEVICE.type == "cuda" else {}
     run("compile", lambda: wait_for_kernels(running, "scores", 45), left())
-    run("scores", lambda: scores(1000, 1000, half), min(25, left()))
-    run("scores", lambda: scores(1000, 10_000, half), min(25, left()))
-    run("scores", lambda: scores(1, 10_000, half), min(25, left()))
+    run("scores", lambda: scores(few, few, half), min(25, left()))
+    run("scores", lambda: scores(few, many, half), min(25, left()))
+    run("scores", lambda: scores(1, many, half), min(25, left()))
     run("compile", lambda: wait_for_kernels(running, "resident", min(45, left() / 2)), left())
-    for wide in (True, False):
-        case = ResidentCase(1_000_000, 16, 100, wide_keys=wide)
-        run("resident", lambda case=case: resident(case, 4), min(60, left()))  # type: ignore[misc]
-    larger = ResidentCase(100_000, 16, 10, scale=10)
-    run("resident", lambda: resident(larger, 16), left())
-    run("resident", lambda: resident(ResidentCase(1_000_000, 16, 100, host_frames=True), 0), left())
-    run("scores", lambda: scores(1000, 1000, torch.float32), left())
+    smaller = ResidentCase(100_000 // shrink, 16, 100)
+    million = replace(smaller, num_items=1_000_000 // shrink)
+    resident("100,000", smaller, 16, left)
+    resident("100,000, weights × 10", replace(smaller, scale=10), 16, left)
+    run("library", lambda: on_library(20_000 // shrink), min(40, left()))
+    resident("1,000,000", million, 2, left)
+    resident("1,000,000, keys of one byte", replace(million, wide_keys=False), 0, left)
+    if DEVICE.type == "cuda":
+        resident("1,000,000, frames in main memory", replace(million, host_frames=True), 0, left)
+    run("scores", lambda: scores(few, few, torch.float32), left())
     for process in running.values():
         process.kill()
 
@@ -203,4 +279,5 @@ if __name__ == "__main__":
     if "--compile" in sys.argv:
         compile_kernel(sys.argv[-1])
     else:
-        main(float(sys.argv[1]) if len(sys.argv) > 1 else 160)
+        numbers = [float(argument) for argument in sys.argv[1:]] + [230, 1][len(sys.argv) - 1 :]
+        main(numbers[0], int(numbers[1]))

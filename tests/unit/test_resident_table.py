@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import gare
 from features import every_gap_aware, random_interaction, random_text, random_video, short
+from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun
 from gare.interaction import GapAwareConfig, bounds_cuda, resident_table
 from gare.interaction.resident_cards import TextPlanes, card_bytes, make_resident
 from gare.interaction.resident_table import ResidentTable, can_reside
@@ -152,6 +160,17 @@ def test_fewer_videos_than_are_wanted():
     assert [sorted(one.rows) for one in found] == [[0, 1, 2, 3, 4]] * 5
 
 
+def test_its_benchmark_fills_times_and_checks():
+    case = ResidentCase(60, 3, 5, dim=32, frames=4, scale=3.0)
+    run = ResidentRun(case, CPU)
+    assert run.fill() > 0
+    assert run.table_bytes == 60 * card_bytes(4, 1, 32, wide_keys=True)
+    times = run.time()
+    assert 5 <= times.scored <= 60
+    assert times.scored_share == times.scored / 60
+    assert run.check(2) == ResidentCheck(2, 2, 0)
+
+
 def test_only_gare_over_frames_can_reside():
     generator = torch.Generator().manual_seed(0)
     assert can_reside(random_interaction(generator, GapAwareConfig(), 8))
@@ -172,3 +191,39 @@ def test_each_text_with_its_own_video():
             torch.testing.assert_close(
                 one.score_each(text, video.to(torch.float64)), expected, atol=1e-12, rtol=0
             )
+
+
+@torch.no_grad()
+def test_many_heads_fit_as_long_as_a_tile_holds_a_video():
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"num_texts": 2, "num_videos": 4, "num_frames": 8}
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(num_heads=8), **sizes)
+    assert 8 * 8 + 4 > 64  # so that a video takes 128 columns of the kernel
+    table = ResidentTable(interaction, [CPU])
+    table.add(video)
+    found = table.find(text, 2, video.__getitem__)
+    assert [one.rows for one in found] == true_lists(interaction, text, video, 2)
+
+
+def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
+    """Unrolled, the second one took minutes to compile: what says so on any machine is its length."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        pytest.skip("Triton's compiler is there for Linux on x86-64 alone")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(gare.__file__).parents[1]),
+    }
+    driver = Path(__file__).parents[1] / "compile_kernels.py"
+    done = subprocess.run([sys.executable, driver], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["product"]) == 7
+    for one in found["product"] + found["product of bytes"]:
+        assert one["lines"] < 4000
+        assert one["spilled"] == 0
+        assert one["copies"]  # the next bytes come while these are multiplied
+        assert one["stores"] == ["st.global.v4.b32"]
+    (bounds,) = found["bounds"]
+    assert bounds["lines"] < 8000
+    assert bounds["spilled"] == 0

@@ -364,8 +364,10 @@ def _product_ms(text: TextFeatures, case: ExactCase, device: torch.device) -> fl
 
 
 @torch.no_grad()
-def compare_library(case: ExactCase, *, queries: int, folder: Path | None, say: Say) -> LibraryComparison:
-    """Search a real library with `exact` and with `exhaustive`, in turns, on this machine's processor."""
+def compare_library(
+    case: ExactCase, *, queries: int, folder: Path | None, say: Say, device: torch.device | str = "cpu"
+) -> LibraryComparison:
+    """Search a real library with `exact` and with `exhaustive`, in turns."""
     from gare.bench.search_bench import encoded_vector
     from gare.bench.synthetic_library import make_library
     from gare.library.library import Library
@@ -376,14 +378,14 @@ def compare_library(case: ExactCase, *, queries: int, folder: Path | None, say: 
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "library"
         make_library(place, model, case.num_items, say)
-        library = stack.enter_context(Library.open(place, model=model))
+        library = stack.enter_context(Library.open(place, model=model, device=device))
         searcher, texts = library.searcher, case.text_vectors(queries + 1)
         searcher.proven.on_progress = lambda done, total: say(f"  bounds of {done:,} of {total:,} items")
 
         def ask(number: int, exact: bool) -> tuple[list[str], float, tuple[int, int]]:
             request = SearchRequest(words="a vector", top=case.top, exact=exact, exhaustive=not exact)
             started = time.perf_counter()
-            ranking = searcher.find(request, query=encoded_vector(texts[number]))
+            ranking = searcher.find(request, query=encoded_vector(texts[number]).to(device))
             seconds = time.perf_counter() - started
             proof = ranking.certificate
             return ranking.ids, seconds, (0, 0) if proof is None else (proof.num_scored, proof.num_refined)

@@ -5,18 +5,18 @@ Shapes: T texts, V videos, F frames, D embedding.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gare.bench.bench_timing import describe_device, median_ms, wait_for
+from gare.bench.bench_timing import median_ms, wait_for
 from gare.interaction import GapAware, GapAwareConfig
-from gare.interaction.resident_table import ResidentTable
+from gare.interaction.resident_table import ProvenList, ResidentTable
 from gare.types import TextFeatures, VideoFeatures, block_slices
 
 _CLUSTERS = 400
@@ -40,14 +40,9 @@ class ResidentCase:
 
 
 @dataclass(frozen=True)
-class ResidentBenchmark:
+class ResidentTimes:
     """Milliseconds are for all texts together."""
 
-    case: ResidentCase
-    device: str
-    torch: str
-    build_s: float
-    table_gb: float
     search_ms: float
     """Texts to proven lists."""
     bounds_ms: float
@@ -56,11 +51,18 @@ class ResidentBenchmark:
     """The floor: the bytes of the cards read once."""
     scored: float
     """Items scored in float64 for a list, on average."""
-    num_checked: int
+    scored_share: float
+    """The same as a share of all items."""
+
+
+@dataclass(frozen=True)
+class ResidentCheck:
     """Lists compared with all items scored in float64."""
+
+    num_checked: int
     num_equal: int
     bounds_broken: int
-    """Scores outside their bounds, of those lists."""
+    """Scores outside their bounds, of these lists."""
 
 
 class SyntheticVideos:
@@ -92,90 +94,89 @@ class SyntheticVideos:
         return torch.randn(*shape, generator=generator, device=self._device)
 
 
-@torch.no_grad()
-def benchmark_resident(
-    case: ResidentCase, *, device: torch.device, check: int, say: Callable[[str], None]
-) -> ResidentBenchmark:
-    """Fill a table with synthetic videos, search it, and compare `check` lists with float64 of every pair."""
-    torch.manual_seed(0)
-    interaction = GapAware(GapAwareConfig(pooling="text_conditioned"), case.dim).eval().to(device)
-    for parameter in interaction.parameters():
-        parameter.mul_(case.scale)
-    videos = SyntheticVideos(case, device)
-    table = ResidentTable(interaction, [device], wide_keys=case.wide_keys)
-    place = {"pin_memory": True} if case.host_frames else {"device": device}
-    frames_VFD = torch.empty(case.num_items, case.frames, case.dim, dtype=torch.float16, **place)
-    started = time.perf_counter()
-    for number, rows in enumerate(block_slices(case.num_items, _MADE_AT_ONCE)):
-        part_VFD = videos.block(number, rows.stop - rows.start)
-        frames_VFD[rows] = part_VFD
-        table.add(_features(part_VFD), more=case.num_items - rows.stop)
-        if rows.stop % (16 * _MADE_AT_ONCE) == 0:
-            say(f"  {rows.stop:,} cards")
-    wait_for(device)
-    build_s = time.perf_counter() - started
+class ResidentRun:
+    """A table of synthetic videos, filled, timed and checked one after the other: each gives its result."""
 
-    def fetch(rows: Tensor) -> VideoFeatures:
-        if not case.host_frames:
-            return _features(frames_VFD[rows])
+    def __init__(self, case: ResidentCase, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.case, self.device = case, device
+        self._interaction = GapAware(GapAwareConfig(pooling="text_conditioned"), case.dim).eval().to(device)
+        with torch.no_grad():
+            for parameter in self._interaction.parameters():
+                parameter.mul_(case.scale)
+        self._videos = SyntheticVideos(case, device)
+        self._table = ResidentTable(self._interaction, [device], wide_keys=case.wide_keys)
+        place = {"pin_memory": True} if case.host_frames else {"device": device}
+        self._frames_VFD = torch.empty(
+            case.num_items,
+            case.frames,
+            case.dim,
+            dtype=torch.float16,
+            **place,
+        )
+        self.text = self._videos.texts()
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of the cards of all videos."""
+        return self._table.num_bytes * self.case.num_items // self._table.num_rows
+
+    def fill(self) -> float:
+        """Make all cards; seconds."""
+        started = time.perf_counter()
+        for number, rows in enumerate(block_slices(self.case.num_items, _MADE_AT_ONCE)):
+            part_VFD = self._videos.block(number, rows.stop - rows.start)
+            self._frames_VFD[rows] = part_VFD
+            self._table.add(_features(part_VFD), more=self.case.num_items - rows.stop)
+        wait_for(self.device)
+        return time.perf_counter() - started
+
+    def search(self) -> list[ProvenList]:
+        """The proven lists of all texts."""
+        return self._table.find(self.text, self.case.top, self._fetch)
+
+    def time(self) -> ResidentTimes:
+        """How long a search takes, beside the bare reading of the cards."""
+        found = self.search()  # and kernels are compiled
+        scored = sum(one.num_scored for one in found) / len(found)
+        return ResidentTimes(
+            search_ms=median_ms(self.search, self.device),
+            bounds_ms=median_ms(lambda: self._table.bounds(self.text), self.device),
+            read_ms=_read_ms(self.table_bytes, self.device),
+            scored=scored,
+            scored_share=scored / self.case.num_items,
+        )
+
+    @torch.no_grad()
+    def check(self, count: int) -> ResidentCheck:
+        """Compare the lists of so many texts with float64 of every pair."""
+        text = self.text[:count]
+        double = copy.deepcopy(self._interaction).double().for_search()
+        parts = [
+            double.score(text.to(torch.float64), _features(self._frames_VFD[rows].to(self.device).double()))
+            for rows in block_slices(len(self._frames_VFD), _MADE_AT_ONCE)
+        ]
+        scores_TV = torch.cat(parts, dim=1)
+        lower_TV, upper_TV = (bound[:, : self.case.num_items] for bound in self._table.bounds(text))
+        broken = int(((scores_TV > upper_TV) | (scores_TV < lower_TV)).sum())
+        best_TK = scores_TV.sort(dim=1, descending=True, stable=True).indices[:, : self.case.top]
+        found = [one.rows for one in self.search()[:count]]
+        num_equal = sum(rows == expected for rows, expected in zip(found, best_TK.tolist(), strict=True))
+        return ResidentCheck(len(text), num_equal, broken)
+
+    def _fetch(self, rows: Tensor) -> VideoFeatures:
+        if not self.case.host_frames:
+            return _features(self._frames_VFD[rows])
         from gare.interaction.bounds_cuda import gather_rows
 
-        return _features(gather_rows(frames_VFD.flatten(1), rows).unflatten(1, frames_VFD.shape[1:]))
-
-    text = videos.texts()
-    found = table.find(text, case.top, fetch)  # and kernels are compiled
-    search_ms = median_ms(lambda: table.find(text, case.top, fetch), device)
-    bounds_ms = median_ms(lambda: table.bounds(text), device)
-    held_bytes = table.num_bytes * case.num_items // table.num_rows
-    num_equal, broken = _compare(
-        interaction, table, text[:check], frames_VFD, [one.rows for one in found], case.top
-    )
-    return ResidentBenchmark(
-        case=case,
-        device=describe_device(device),
-        torch=torch.__version__,
-        build_s=build_s,
-        table_gb=held_bytes / 1e9,
-        search_ms=search_ms,
-        bounds_ms=bounds_ms,
-        read_ms=_read_ms(held_bytes, device),
-        scored=sum(one.num_scored for one in found) / len(found),
-        num_checked=min(check, case.num_texts),
-        num_equal=num_equal,
-        bounds_broken=broken,
-    )
+        shape = self._frames_VFD.shape[1:]
+        return _features(gather_rows(self._frames_VFD.flatten(1), rows).unflatten(1, shape))
 
 
 def _features(frames_VFD: Tensor) -> VideoFeatures:
     return VideoFeatures(
         frames_VFD, torch.ones(frames_VFD.shape[:2], dtype=torch.bool, device=frames_VFD.device)
     )
-
-
-def _compare(
-    interaction: GapAware,
-    table: ResidentTable,
-    text: TextFeatures,
-    frames_VFD: Tensor,
-    found: list[list[int]],
-    top: int,
-) -> tuple[int, int]:
-    """How many lists are those of all scores in float64, and how many scores lie outside their bounds."""
-    import copy
-
-    if not len(text):
-        return 0, 0
-    double = copy.deepcopy(interaction).double().for_search()
-    device = text.text_TD.device
-    parts = [
-        double.score(text.to(torch.float64), _features(frames_VFD[rows].to(device).double()))
-        for rows in block_slices(len(frames_VFD), _MADE_AT_ONCE)
-    ]
-    scores_TV = torch.cat(parts, dim=1)
-    lower_TV, upper_TV = table.bounds(text)
-    broken = int(((scores_TV > upper_TV) | (scores_TV < lower_TV)).sum())
-    best_TK = scores_TV.sort(dim=1, descending=True, stable=True).indices[:, :top]
-    return sum(rows == expected for rows, expected in zip(best_TK.tolist(), found, strict=False)), broken
 
 
 def _read_ms(num_bytes: int, device: torch.device) -> float:

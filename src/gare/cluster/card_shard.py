@@ -140,16 +140,6 @@ class CardShard:
             raise ClusterError(f"shard {self._ids} is not open")
         query, wanted, where = asked
         with Deadline(seconds).active():
-            ranking = self._proven.find(on_device(query, self._device), wanted, where)
+            ranking = self._proven.find(query.to(self._device), wanted, where)
         ranking = replace(ranking, frames=ranking.video.to("cpu"), rows=list(range(len(ranking))))
         return ShardAnswer(ranking, self._damaged.found)
-
-
-def on_device(query: EncodedQuery, device: torch.device | str) -> EncodedQuery:
-    """The same query there."""
-    return replace(
-        query,
-        text=None if query.text is None else query.text.to(device),
-        weights_K=query.weights_K.to(device),
-        like_D=None if query.like_D is None else query.like_D.to(device),
-    )

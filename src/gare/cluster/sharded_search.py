@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gare.cluster.card_shard import CardShard, IdRange, ShardAnswer, on_device
+from gare.cluster.card_shard import CardShard, IdRange, ShardAnswer
 from gare.errors import ClusterError, TimeLimitError
 from gare.library.filters import Filter
 from gare.library.library import Library
@@ -83,7 +83,7 @@ class ShardedSearch:
 
         with self._mutex:
             asked = [shard for shard in self.shards if not shard.is_lost]
-        sent = ray.put((on_device(query, "cpu"), wanted, where))
+        sent = ray.put((query.to("cpu"), wanted, where))
         calls = [shard.actor.find.remote(sent, self.seconds - _MARGIN_S) for shard in asked]
         done = set(ray.wait(calls, num_returns=len(calls), timeout=self.seconds)[0]) if calls else set()
         answers: list[ShardAnswer] = []

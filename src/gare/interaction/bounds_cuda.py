@@ -50,7 +50,8 @@ def bounds_of(
     if numbers_KV.stride(1) != 1:
         numbers_KV = numbers_KV.contiguous()
     text_blocks = triton.cdiv(num_texts, _TEXTS)
-    _product_kernel[lambda meta: (triton.cdiv(num_videos, meta["VIDEOS"]) * text_blocks,)](
+    width = max(16, triton.next_power_of_2(num_atoms + EXTRA_ROWS))
+    _product_kernel[lambda meta: (triton.cdiv(num_videos, meta["COLUMNS"] // width) * text_blocks,)](
         text.planes_T2D,
         cards.high_VSD,
         cards.high_VSD if cards.low_VAD is None else cards.low_VAD,
@@ -59,7 +60,7 @@ def bounds_of(
         num_videos,
         DIM=dim,
         ATOMS=num_atoms,
-        WIDTH=max(16, triton.next_power_of_2(num_atoms + EXTRA_ROWS)),
+        WIDTH=width,
         WIDE_KEYS=cards.low_VAD is not None,
         TEXTS=_TEXTS,
     )
@@ -120,40 +121,51 @@ def _configs(names: tuple[str, ...], shapes: list[tuple[int, ...]]) -> list[trit
     ]
 
 
-_PRODUCT_CONFIGS = _configs(
-    ("VIDEOS", "STEP"),
+PRODUCT_CONFIGS = _configs(
+    ("COLUMNS", "STEP"),
     [
-        (8, 128, 4, 3),
-        (8, 128, 4, 4),
-        (8, 256, 4, 2),
-        (8, 256, 4, 3),
-        (4, 256, 4, 3),
-        (8, 64, 4, 5),
-        (16, 128, 8, 3),
+        (128, 128, 4, 3),
+        (128, 128, 4, 4),
+        (128, 256, 4, 2),
+        (128, 256, 4, 3),
+        (64, 256, 4, 3),
+        (128, 64, 4, 5),
+        (256, 128, 8, 3),
     ],
 )
 
 
-@triton.autotune(_PRODUCT_CONFIGS, key=["DIM", "WIDTH", "WIDE_KEYS"], cache_results=True)
+def _holding_a_video(configs: list[triton.Config], given: dict[str, Any], **_: Any) -> list[triton.Config]:
+    return [config for config in configs if config.kwargs["COLUMNS"] >= given["WIDTH"]]
+
+
+@triton.autotune(
+    PRODUCT_CONFIGS,
+    key=["DIM", "WIDTH", "WIDE_KEYS"],
+    prune_configs_by={"early_config_prune": _holding_a_video},
+    cache_results=True,
+)
 @triton.jit
 def _product_kernel(
     text_ptr, high_ptr, low_ptr, product_ptr, num_texts, num_videos, DIM: tl.constexpr, ATOMS: tl.constexpr,
-    WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
     """Texts are rows; keys and the two vectors of a video are columns. Sums of products are exact."""
+    VIDEOS: tl.constexpr = COLUMNS // WIDTH
     num_blocks = tl.cdiv(num_texts, TEXTS)
     t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
-    c = tl.arange(0, VIDEOS * WIDTH)
-    video = ((tl.program_id(0) // num_blocks) * VIDEOS + c // WIDTH).to(tl.int64)
-    place = c % WIDTH
+    c = tl.arange(0, COLUMNS)
+    # Videos side by side, as products are stored: so a line of memory is written at once.
+    video = ((tl.program_id(0) // num_blocks) * VIDEOS + c % VIDEOS).to(tl.int64)
+    place = c // VIDEOS
     in_t, in_v = t < num_texts, video < num_videos
     is_row, is_atom = in_v & (place < ATOMS + 4), in_v & (place < ATOMS)
 
-    high = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
-    low = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
-    key_high = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
-    key_low = tl.zeros([TEXTS, VIDEOS * WIDTH], tl.int32)
+    high = tl.zeros([TEXTS, COLUMNS], tl.int32)
+    low = tl.zeros([TEXTS, COLUMNS], tl.int32)
+    key_high = tl.zeros([TEXTS, COLUMNS], tl.int32)
+    key_low = tl.zeros([TEXTS, COLUMNS], tl.int32)
     text_row = text_ptr + t.to(tl.int64)[:, None] * (2 * DIM)
     card = high_ptr + (video * (ATOMS + 4) + place)[None, :] * DIM
     card_low = low_ptr + (video * ATOMS + place)[None, :] * DIM

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHUNK = 2**16
 """Videos whose cards are allocated together, at most."""
 MOST_ATOMS = 124
-"""Frames × heads of a video whose products fit into the kernel's registers."""
+"""Frames × heads of a video whose products fit into a tile of the kernel."""
 _SMALLEST_CHUNK = 1024
 _MADE_AT_ONCE = 1024  # their atoms in float64 are 50 MB, several times over
 _PAIRS_AT_ONCE = 4096

@@ -194,7 +194,7 @@ class Engine:
             return
         try:
             proven = self.library.searcher.proven
-            proven.on_progress = LoggedProgress("library to the GPU")
+            proven.on_progress = LoggedProgress("bounds of exact search")
             with self._until_closed.active():
                 proven.warm_up()
         except TimeLimitError:  # the server is closed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +43,15 @@ class EncodedQuery:
     weights_K: Tensor
     like_D: Tensor | None = None
     """The mean frame of a picture or a clip, at length one."""
+
+    def to(self, device: torch.device | str) -> EncodedQuery:
+        """The same query there."""
+        return replace(
+            self,
+            text=None if self.text is None else self.text.to(device),
+            weights_K=self.weights_K.to(device),
+            like_D=None if self.like_D is None else self.like_D.to(device),
+        )
 
     @property
     def wanted_K(self) -> Tensor:

@@ -251,9 +251,10 @@ def exact_search_on(device: torch.device) -> Callable[[Searcher], ExactSearch] |
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
 
     def make(searcher: Searcher) -> ExactSearch:
-        folder = cache_folder() / "bounds"
-        return ResidentSearch(
-            searcher.store, searcher.model, searcher.scorer, searcher.damaged, folder, devices
-        )
+        folder, model = cache_folder() / "bounds", searcher.model
+        ordered = sorted(
+            devices, key=lambda one: one != model.device
+        )  # bounds come together where scores are
+        return ResidentSearch(searcher.store, model, searcher.scorer, searcher.damaged, folder, ordered)
 
     return make

@@ -1,0 +1,95 @@
+"""Compiles the kernels of a GPU's table for an H100 or H200, on a machine without one; prints what came out.
+
+A program of its own: where tests run, Triton interprets its kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gare.interaction import bounds_cuda
+from gare.interaction.resident_cards import EXTRA_ROWS, FORM_ROUNDING, NUM_NUMBERS, NUM_ROWS, ROUND
+
+HOPPER = GPUTarget("cuda", 90, 32)
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+FRAMES, DIM = 12, 512
+
+
+def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> dict:
+    """Arguments but for floats are multiples of 16, as torch gives them."""
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs=constants,
+        attrs={
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(names)
+            if types.get(name, "fp32") != "fp32"
+        },
+    )
+    ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+    told = subprocess.run(
+        [PTXAS, "-v", "-arch=sm_90a", "-", "-o", "/dev/null"], input=ptx, capture_output=True, text=True
+    ).stderr
+    return {
+        "lines": ptx.count("\n"),
+        "spilled": int(re.search(r"(\d+) bytes spill stores", told)[1]),
+        "copies": ptx.count("cp.async.cg"),
+        "stores": sorted(set(re.findall(r"st\.global[.a-z0-9]*", ptx))),
+    }
+
+
+def product(shape: Any, *, wide_keys: bool) -> dict:
+    """The product kernel in one of its shapes."""
+    pointers = dict.fromkeys(["text_ptr", "high_ptr", "low_ptr"], "*i8")
+    types = {**pointers, "product_ptr": "*fp32", "num_texts": "i32", "num_videos": "i32"}
+    constants = {
+        "DIM": DIM,
+        "ATOMS": FRAMES,
+        "WIDTH": FRAMES + EXTRA_ROWS,
+        "WIDE_KEYS": wide_keys,
+        "TEXTS": bounds_cuda._TEXTS,
+        **shape.kwargs,
+    }
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    return compile_kernel(bounds_cuda._product_kernel.fn, types, constants, **options)
+
+
+def bounds(*, corrects_text: bool, pool_mean: bool) -> dict:
+    """The kernel that follows it."""
+    names = ["product", "text_numbers", "numbers", "shared", "lower", "upper"]
+    types = {f"{name}_ptr": "*fp32" for name in names}
+    types |= {"num_texts": "i32", "num_videos": "i32", "capacity": "i32", "inverse_temperature": "fp32"}
+    constants = {
+        "DIM": DIM,
+        "FRAMES": FRAMES,
+        "HEADS": 1,
+        "SIGN": 1.0,
+        "CORRECTS_TEXT": corrects_text,
+        "POOL_MEAN": pool_mean,
+        "ROWS": NUM_ROWS,
+        "NUMBERS": NUM_NUMBERS,
+        "ROUND": ROUND,
+        "FORM": FORM_ROUNDING,
+        "TEXTS": bounds_cuda._TEXTS,
+        "VIDEOS": bounds_cuda._VIDEOS,
+    }
+    return compile_kernel(bounds_cuda._bounds_kernel, types, constants, num_warps=8, num_stages=1)
+
+
+if __name__ == "__main__":
+    found = {
+        "product": [product(shape, wide_keys=True) for shape in bounds_cuda.PRODUCT_CONFIGS],
+        "product of bytes": [product(bounds_cuda.PRODUCT_CONFIGS[0], wide_keys=False)],
+        "bounds": [bounds(corrects_text=True, pool_mean=False)],
+    }
+    print(json.dumps(found))
