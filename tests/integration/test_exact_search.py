@@ -15,6 +15,7 @@ from gare.errors import QueryError
 from gare.library.library import model_stamp
 from gare.library.search import key_table, proven_search
 from gare.library.search.bound_table import BoundTable
+from gare.library.search.item_frames import list_items
 from gare.library.search.key_table import KeyTable
 from gare.library.search.search_request import SearchRequest
 from gare.library.search.searcher import Searcher
@@ -284,6 +285,30 @@ def test_keys_are_kept_and_a_broken_chunk_is_made_anew(
     chunk.write_bytes(content)
     assert Searcher(library.store, library.model).search(request) == expected
     assert made
+
+
+def test_keys_that_come_a_few_at_a_time_become_one_chunk(library: gare.Library) -> None:
+    """And bounds of items from several chunks are those that they have in one."""
+    store, model = library.store, library.model
+    names = dict(zip(*reversed(list_items(store, None)), strict=True))
+    few, once = (KeyTable(store, model, library.searcher.damaged, None) for _ in range(2))
+    table = BoundTable(store, model, library.searcher.damaged, None)
+    table.fill(list(names.values()), list(names), lambda done, total: None)
+    once.make(names, table, lambda done, total: None)
+    for start in range(0, len(names), 7):
+        few.make(dict(list(names.items())[start : start + 7]), table, lambda done, total: None)
+    assert len(few) == len(once) == len(names)
+    wanted = list(names)[5::11]
+    assert 1 == len(list(few.blocks(wanted))) < len(few.chunk_sizes) < 10
+    text = model.encode_text(["a dog runs"])
+    for (ours, rows, places), (theirs, all_rows, other) in zip(
+        few.blocks(wanted), once.blocks(wanted), strict=True
+    ):
+        assert torch.equal(places, other)
+        one, all_of_it = (
+            model.interaction.key_bounds(text, cards.balls, cards.keys) for cards in (ours, theirs)
+        )
+        torch.testing.assert_close(one.upper_TV[:, rows], all_of_it.upper_TV[:, all_rows], atol=1e-9, rtol=0)
 
 
 @pytest.mark.usefixtures("eager")

@@ -34,6 +34,7 @@ from gare.types import Rows, block_slices
 
 _ITEMS_AT_ONCE = 256  # in float64 their vectors are 12 MB at D = 512, six times
 _PARTS_A_CHUNK = 16
+_ITEMS_A_CHUNK = _PARTS_A_CHUNK * _ITEMS_AT_ONCE
 _DTYPE = torch.int16  # with a scale for each key five times as near as float16
 
 
@@ -77,6 +78,11 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def chunk_sizes(self) -> list[int]:
+        """How many items each chunk has in memory."""
+        return list(map(len, self._chunks))
+
     def num_held(self, names: Sequence[str]) -> int:
         """How many of these are here."""
         return sum(map(self._rows.__contains__, names))
@@ -109,13 +115,21 @@ class KeyTable:
         row_V = torch.tensor([self._rows.get(key, -1) for key in names], dtype=torch.long)
         row_V, place_V = row_V.sort()
         starts = torch.tensor([*self._starts, len(self._rows)])
+        few: list[tuple[RefinedCards, Tensor]] = []
         for chunk, (first, last) in enumerate(torch.searchsorted(row_V, starts).unfold(0, 2, 1).tolist()):
             rows, cards = row_V[first:last] - self._starts[chunk], self._chunks[chunk]
             if not len(rows):
                 continue
-            if 2 * len(rows) < len(cards):  # where most are wanted, bounds of all cost less than a copy
-                cards, rows = cards[rows.to(self._model.device)], torch.arange(len(rows))
-            yield cards, rows, place_V[first:last]
+            if 2 * len(rows) >= len(cards):  # where most are wanted, bounds of all cost less than a copy
+                yield cards, rows, place_V[first:last]
+                continue
+            part = cards[rows.to(self._model.device)]
+            if few and not (_fits(few[0][0], part) and sum(len(one) for one, _ in few) < _ITEMS_A_CHUNK):
+                yield _join(few)
+                few = []
+            few.append((part, place_V[first:last]))
+        if few:
+            yield _join(few)
 
     def _make_part(self, ids: Sequence[str], table: BoundTable) -> tuple[list[str], RefinedCards | None]:
         rows = self._damaged.read_vectors(ids)
@@ -136,10 +150,23 @@ class KeyTable:
                 save_cards(self._folder / f"{name}.safetensors", keys, cards)
 
     def _hold(self, keys: Sequence[str], cards: RefinedCards) -> None:
-        self._starts.append(len(self._rows))
-        self._rows |= {key: row for row, key in enumerate(keys, start=len(self._rows))}
-        self._chunks.append(map_tensors(cards, lambda tensor: tensor.to(self._model.device)))
+        start = len(self._rows)
+        self._rows |= {key: row for row, key in enumerate(keys, start=start)}
         self._bytes += num_bytes(cards)
+        cards = map_tensors(cards, lambda tensor: tensor.to(self._model.device))
+        # Every search may bring a few. Chunks are joined as the digits of a binary number are carried.
+        while self._chunks and len(self._chunks[-1]) < 2 * len(cards) and _fits(self._chunks[-1], cards):
+            if len(self._chunks[-1]) + len(cards) > _ITEMS_A_CHUNK:
+                break
+            cards, start = cat_cards([self._chunks.pop(), cards]), self._starts.pop()
+        self._chunks.append(cards)
+        self._starts.append(start)
+
+
+def _join(parts: Sequence[tuple[RefinedCards, Tensor]]) -> tuple[RefinedCards, Tensor, Tensor]:
+    """Some cards of several chunks as a block of its own."""
+    cards = cat_cards([part for part, _ in parts])
+    return cards, torch.arange(len(cards)), torch.cat([places for _, places in parts])
 
 
 def _fits(one: RefinedCards, other: RefinedCards) -> bool:
