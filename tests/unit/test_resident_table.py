@@ -219,6 +219,7 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["product"]) == 7
+    assert found["shapes"] == {"16": 7, "64": 7, "128": 6}
     for one in found["product"] + found["product of bytes"]:
         assert one["lines"] < 4000
         assert one["spilled"] == 0

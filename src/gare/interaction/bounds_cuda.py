@@ -135,8 +135,9 @@ PRODUCT_CONFIGS = _configs(
 )
 
 
-def _holding_a_video(configs: list[triton.Config], given: dict[str, Any], **_: Any) -> list[triton.Config]:
-    return [config for config in configs if config.kwargs["COLUMNS"] >= given["WIDTH"]]
+def _holding_a_video(configs: list[triton.Config], _: Any, **named: Any) -> list[triton.Config]:
+    """Triton hands over arguments without a name, which are pointers here, and those with one."""
+    return [config for config in configs if config.kwargs["COLUMNS"] >= named["WIDTH"]]
 
 
 @triton.autotune(
