@@ -123,17 +123,20 @@ class Ranking:
         chosen: list[Choice] = []
         of_path: dict[str, list[Choice]] = {}
         alike = _Alike(self.video, request.reach) if request.unique and len(self) else None
-        liked = [span for item, span in zip(self.ids, self.spans, strict=True) if item in request.skipped]
+        skipped = request.skipped
+        liked = [span for item, span in zip(self.ids, self.spans, strict=True) if item in skipped]
         for place, (score, span) in enumerate(zip(self.scores, self.spans, strict=True)):
             if request.min_score is not None and score < request.min_score:
                 break
-            if any(_is_same(span, other, request.by) for other in liked):
+            if liked and any(_is_same(span, other, request.by) for other in liked):
                 continue
             is_full = len(chosen) == request.reach
             if is_full and not request.unique and request.by == "moment":
                 break
-            known = of_path.get(span.path, [])
-            if any(span.overlaps(self.spans[other]) for choice in known for other in choice.moments):
+            known = of_path.get(span.path)
+            if known and any(
+                span.overlaps(self.spans[other]) for choice in known for other in choice.moments
+            ):
                 continue
             if known and request.by == "file":
                 if len(known[0].others) < MOST_OTHERS:
