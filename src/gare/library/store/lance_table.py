@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -484,14 +485,7 @@ class RowMap:
         fragments = [dataset.get_fragment(number) for number in missing]
         for piece in group_fragments(fragments):
             check_deadline()
-            try:
-                with explained(dataset.uri):
-                    parts = list(_read(dataset, piece, [*columns, *near]))
-            except DamagedLibraryError:
-                if not near:
-                    raise
-                parts = list(_read(dataset, piece, columns))
-            for number, addresses, values in parts:
+            for number, addresses, values in _read_readable(dataset, piece, columns, near):
                 state = self._states[number]
                 self._fragments[number] = _Fragment(state, addresses, values, columns[0])
 
@@ -555,6 +549,16 @@ def group_fragments(fragments: Iterable[Any]) -> Iterator[list[Any]]:
             group, num_rows = [], 0
     if group:
         yield group
+
+
+def _read_readable(
+    dataset: Any, fragments: list[Any], columns: Sequence[str], near: Sequence[str]
+) -> list[tuple[int, np.ndarray, dict[str, Any]]]:
+    """As `_read`; without the near columns, if one of them is damaged."""
+    if near:
+        with suppress(DamagedLibraryError), explained(dataset.uri):
+            return list(_read(dataset, fragments, [*columns, *near]))
+    return list(_read(dataset, fragments, columns))
 
 
 def _read(
