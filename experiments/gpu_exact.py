@@ -268,6 +268,9 @@ def main(seconds: float, shrink: int) -> None:
     run("library", lambda: on_library(20_000 // shrink), min(40, left()))
     resident("1,000,000", million, 2, left)
     resident("1,000,000, keys of one byte", replace(million, wide_keys=False), 0, left)
+    for scale in (1, 10):  # the lists of many texts
+        asked = replace(smaller, num_texts=few, top=10, scale=scale)
+        resident(f"100,000 for {few:,} texts, weights × {scale}", asked, few, left)
     if DEVICE.type == "cuda":
         resident("1,000,000, frames in main memory", replace(million, host_frames=True), 0, left)
     run("scores", lambda: scores(few, few, torch.float32), left())
