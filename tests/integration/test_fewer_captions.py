@@ -22,7 +22,9 @@ def test_first_captions_of_the_videos_of_a_split_are_kept(tmp_path, split, name)
     again = [replace(row, caption=f"{row.caption} again") for row in once.rows if row.split == split]
     twice = Manifest(once.header, (*once.rows, *again))
     replace(twice, header=replace(once.header, expected=twice.counts)).save(manifest)
-    run_python([str(SCRIPT), tmp_path.name, "--captions", "1", "--split", split], cwd=tmp_path.parent).check_returncode()
+    run_python(
+        [str(SCRIPT), tmp_path.name, "--captions", "1", "--split", split], cwd=tmp_path.parent
+    ).check_returncode()
     whole = FrameSource.open(manifest, 3).manifest
     fewer = FrameSource.open(manifest.with_name(name), 3).manifest
     assert len(whole.captions(split)) == 2 * len(fewer.captions(split))

@@ -84,6 +84,11 @@ def test_radius_variance_stops_at_its_cap():
     loss = radius_spread(wide, cap=0.5)
     assert loss.item() == -0.5
     assert torch.autograd.grad(loss, wide)[0].abs().max() == 0
+    released = radius_spread(wide, cap=0.5, above_cap="zero")
+    assert released.item() == 0
+    assert torch.autograd.grad(released, wide)[0].abs().max() == 0
+    assert radius_spread(radius, cap=0.5, above_cap="zero").item() == pytest.approx(-0.25)
+    assert ObjectiveConfig.load({"preset": "released"}).terms["radius"].above_cap == "zero"
 
 
 def test_radius_lse_by_hand():
@@ -221,7 +226,7 @@ def test_every_key_of_the_old_flat_table_still_says_what_it_said():
                 "prior_std": 2.0,
                 "normalise": True,
             },
-            "radius": {"weight": 0.25, "variant": "lse", "variance_cap": 0.75},
+            "radius": {"weight": 0.25, "variant": "lse", "variance_cap": 0.75, "above_cap": "cap"},
             "direction": {"weight": 0.125, "variant": "orthogonal", "sharpness": 3.0},
             "teacher": {"weight": 8.0},
         }

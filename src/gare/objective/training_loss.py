@@ -46,7 +46,11 @@ class ObjectiveConfig(Settings):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "released": {
-            "terms": {"contrastive": {"same_video": "released"}, "kl": {"weight": 1e-4, "reduction": "event"}}
+            "terms": {
+                "contrastive": {"same_video": "released"},
+                "kl": {"weight": 1e-4, "reduction": "event"},
+                "radius": {"above_cap": "zero"},
+            }
         },
     }
 
