@@ -72,6 +72,11 @@ def test_a_table_of_rows_and_seeds(files):
     second = run(*ablate, "--seeds", 2)
     assert second.stdout == first.stdout
     assert stamps() == late
+    alone = run(*ablate, "--seeds", 2, "--without", "full GARE")
+    assert "| baseline |" in alone.stdout
+    assert "full GARE" not in alone.stdout
+    mistaken = run(*ablate, "--without", "full")
+    assert (mistaken.returncode, "the rows are baseline, full GARE" in mistaken.stderr) == (1, True)
 
 
 def test_train_evaluate_compare(files):

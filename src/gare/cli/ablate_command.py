@@ -20,6 +20,7 @@ def ablate(
     out: Path = typer.Option(..., "--out", "-o", help="Folder of the cells and of table.md and table.json."),
     seeds: int = typer.Option(5, min=1, help="Number of seeds for each row: 0, 1, …"),
     settings: list[str] = typer.Option([], "--set", help="Change a setting of every row."),
+    without: list[str] = typer.Option([], help="A row to leave out, by its name; may be given again."),
     split: str = typer.Option("test", help="Split to evaluate: train, val or test."),
     jobs: int = typer.Option(1, min=1, help="Cells trained at the same time, each in its own process."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
@@ -43,7 +44,7 @@ def ablate(
     )
 
     console = Console(stderr=True)
-    ablation = Ablation.load(find_recipe(table, TABLES))
+    ablation = Ablation.load(find_recipe(table, TABLES)).without(without)
     start, chosen = find_recipe(recipe, RECIPES), choose_device(device)
     results = run_ablation(
         ablation,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import torch
 from gare import atomic
 from gare.data.loader import FrameSource
 from gare.data.manifest import Split
-from gare.errors import TrainingError
+from gare.errors import ConfigError, TrainingError
 from gare.evaluate.evaluation_results import EvaluationResult, format_metric, markdown_rows
 from gare.evaluate.model_evaluation import evaluate_model
 from gare.evaluate.rank_files import write_run_ranks
@@ -48,6 +48,17 @@ class Ablation(Settings):
     rows: Annotated[tuple[AblationRow, ...], NotEmpty()]
     costs: bool = False
     """Add a table of what scoring costs: parameters, operations, milliseconds, exact fast scoring."""
+
+    def without(self, names: Collection[str]) -> Ablation:
+        """The table less the rows of these names: one that takes hours need not hold up the others."""
+        known = [row.name for row in self.rows]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"there is no row {name!r} to leave out; the rows are {', '.join(known)}")
+        kept = tuple(row for row in self.rows if row.name not in names)
+        if not kept:
+            raise ConfigError("every row is left out; keep at least one")
+        return replace(self, rows=kept)
 
 
 @dataclass(frozen=True)
