@@ -53,6 +53,7 @@ def test_torch_accepts_both_operators():
     torch.library.opcheck(short_attention, (*inputs, 0.25))
 
 
+@torch.no_grad()
 def test_it_is_for_half_precision_on_a_gpu_and_few_places():
     def tensor(places: int, dtype: torch.dtype, *, is_cuda: bool = True, width: int = 64) -> SimpleNamespace:
         return SimpleNamespace(shape=(1, 1, places, width), dtype=dtype, is_cuda=is_cuda)
@@ -66,6 +67,8 @@ def test_it_is_for_half_precision_on_a_gpu_and_few_places():
     assert not fits(tensor(50, torch.bfloat16, is_cuda=False))
     assert not fits(tensor(50, torch.bfloat16, width=256))
     assert not is_short(tensor(50, torch.bfloat16), tensor(49, torch.bfloat16))  # type: ignore[arg-type]
+    with torch.enable_grad():
+        assert not is_short(tensor(50, torch.bfloat16), tensor(50, torch.bfloat16))  # type: ignore[arg-type]
 
 
 def test_a_tower_that_uses_it_sees_what_it_saw(monkeypatch: pytest.MonkeyPatch):
