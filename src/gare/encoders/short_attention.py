@@ -3,7 +3,8 @@
 A ViT-B/32 has 50 places. Flash attention walks over blocks of keys and keeps what backward needs; here all
 places of one head fit into one block, so that a program reads its query, key and value once, and backward
 computes the weights again instead of reading anything forward left. It then takes as long as reading and
-writing takes: 0.21 ms instead of torch's 0.34 for 1,536 pictures on an H200, 0.73 instead of 1.24 with backward.
+writing takes: 0.21 ms instead of torch's 0.34 for 1,536 pictures on an H200, 0.73 instead of 1.24 with
+backward.
 
 Encoding alone uses it. In a training step torch.compile fuses less around it, and the step takes longer
 (docs/benchmarks.md).
