@@ -111,3 +111,12 @@ def test_the_command_prints_tables_and_json():
     assert printed["constants"]["search_ms"]["value"] == value("search_ms")
     result = CliRunner().invoke(app, ["plan", "--videos", "5e6", "--hours", "40000", "--json"])
     assert [plan["demand"]["hours"] for plan in json.loads(result.stdout)["plans"]] == [40000]
+
+
+@pytest.mark.parametrize("option", ["--videos", "--hours", "--queries", "--memory-gb", "--days"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e300", "", "many"])
+def test_a_number_that_nobody_has_is_refused_by_name(option, value):
+    result = CliRunner().invoke(app, ["plan", f"{option}={value}"])
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert isinstance(result.exception, SystemExit)

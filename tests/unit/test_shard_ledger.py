@@ -16,6 +16,9 @@ from gare.cluster.shard_ledger import (
 from gare.errors import LibraryError
 from gare.library.index.scan import FoundFile
 from gare.library.store import open_store
+from gare.library.store.lance_storage import with_retries
+from gare.library.store.lance_table import LanceTable
+from gare.library.store.shared_records import LanceRecords
 from stores import STAMP
 
 LEASE_S = 10.0
@@ -87,6 +90,30 @@ def test_a_lease_whose_words_do_not_change_is_taken_over(ledger, run, clock):
     ledger.finish(run, alive, {}, 1.0)
 
 
+def test_a_run_whose_last_worker_died_before_saying_so_is_finished_by_the_next(ledger, run):
+    finish_all(ledger, run)
+    assert ledger.lease(run, "b", "node") is None
+    assert ledger.run().state == "finished"
+
+
+def test_a_lease_reads_one_table_of_the_records_where_a_shard_waits_in_it(tmp_path, monkeypatch):
+    ledger = ShardLedger(open_store(tmp_path / "many", stamp=STAMP, create=True).records())
+    files = [FoundFile(f"/videos/{number}.mp4", 1, 1) for number in range(300)]
+    run = ledger.start(ledger.begin(["/videos"], {}), cut_into_shards(files, [], files_per_shard=1), [])
+    read: list[LanceTable] = []
+    read_table = LanceRecords._read
+
+    def count(records: LanceRecords, table: LanceTable, wanted: str | None) -> dict[str, str]:
+        read.append(table)
+        return read_table(records, table, wanted)
+
+    monkeypatch.setattr(LanceRecords, "_read", count)
+    leased = {ledger.lease(run, "a", "node").number for _ in range(20)}
+    assert len(leased) == 20
+    assert len(read) == 20
+    assert len(set(read)) > 1  # two workers that begin together rarely read the same one
+
+
 def test_a_shard_that_every_worker_loses_is_given_up_and_named(ledger, run, clock):
     for _ in range(MOST_ATTEMPTS):
         shard = ledger.lease(run, "a", "node7")
@@ -133,3 +160,15 @@ def test_a_run_knows_what_it_was_asked_for(run):
     assert run.is_for(["/videos"], {"split": None})
     assert not run.is_for(["/videos"], {"split": "whole"})
     assert not run.is_for(["/others"], {"split": None})
+
+
+@pytest.mark.parametrize("words", ["Too many concurrent writers. Attempted 10 retries.", "commit conflict"])
+def test_a_writer_that_lost_tries_again_whatever_lance_calls_it(words):
+    answers = [OSError(words), None]
+
+    def write() -> str:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return "written"
+
+    assert with_retries(write) == "written"

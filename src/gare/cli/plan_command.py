@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gare.bench.measured_constants import Constant
 
 _SIZES = (1e6, 1e8, 1e9)
+_MOST = 1e15  # of anything; infinity and nonsense are above it
 _WIDTH = 110
 _SECONDS_A_VIDEO = 10.0
 
@@ -60,6 +61,16 @@ def plan(
     from gare.bench.capacity_plan import Machines, make_plan
     from gare.bench.measured_constants import as_plain, read_constants
 
+    _check_numbers(
+        {
+            "--videos": videos,
+            "--hours": hours,
+            "--queries": queries,
+            "--memory-gb": memory_gb,
+            "--gpu-memory-gb": gpu_memory_gb,
+            "--days": days,
+        }
+    )
     known = read_constants(constants)
     machines = Machines(cores, memory_gb, gpu_memory_gb, days, dim)
     plans = [make_plan(demand, machines, known) for demand in demands(videos, hours, queries)]
@@ -72,6 +83,15 @@ def plan(
         typer.echo(json.dumps(described))
         return
     typer.echo(render(plans, machines, known), nl=False)
+
+
+def _check_numbers(values: Mapping[str, float | None]) -> None:
+    """Refuse what nobody has, infinity among it."""
+    for option, value in values.items():
+        if value is not None and not value <= _MOST:
+            raise typer.BadParameter(
+                f"{value:g} is no amount to plan for; give a number up to {_MOST:g}", param_hint=f"'{option}'"
+            )
 
 
 def demands(videos: float | None, hours: float | None, queries: float) -> list[Demand]:

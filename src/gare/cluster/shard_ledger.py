@@ -14,8 +14,9 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from gare.errors import LibraryError
@@ -100,6 +101,10 @@ class ShardFiles:
 
 class LostLeaseError(LibraryError):
     """Another worker has taken the shard over, or the run is not there any more."""
+
+
+_Row = tuple[str, str, Shard]
+"""A shard with its key and its text, as the records have them."""
 
 
 class ShardLedger:
@@ -190,7 +195,7 @@ class ShardLedger:
 
     def shards(self, run: Run) -> list[Shard]:
         """All shards, in their order; the last one ends the run."""
-        return [shard for _, _, shard in self._read(run)]
+        return [shard for _, _, shard in sorted(chain(*self._parts(run)), key=_by_number)]
 
     def files(self, run: Run, number: int) -> ShardFiles:
         """The files of a shard."""
@@ -208,17 +213,28 @@ class ShardLedger:
         return text
 
     def lease(self, run: Run, owner: str, node: str) -> Shard | None:
-        """A shard to work on; None where all are in work or over."""
-        rows = self._read(run)
-        self._note_seen(rows)
-        *parts, last = rows
-        free = [row for row in parts if row[2].state == "waiting"]
-        random.shuffle(free)  # workers that begin together should not all want the first
-        free += [row for row in parts if row[2].state == "leased" and self._is_expired(run, row)]
+        """A shard to work on; None where all are in work or over. Where all are over, the run is finished.
+
+        Shards that wait are looked for in one part of the records at a time, so that many workers neither
+        read all of them nor want the same one.
+        """
+        rows: list[_Row] = []
+        for part in self._parts(run):
+            waiting = [row for row in part if row[2].state == "waiting" and row[2].num_files]
+            random.shuffle(waiting)
+            if (shard := self._take_one(waiting, owner, node)) is not None:
+                return shard
+            rows += part
+        *parts, last = sorted(rows, key=_by_number)
+        free = [row for row in parts if self._is_expired(run, row)]
         if all(shard.is_over for _, _, shard in parts):
-            _, _, end = last
-            if end.state == "waiting" or (end.state == "leased" and self._is_expired(run, last)):
+            if last[2].state == "waiting" or self._is_expired(run, last):
                 free.append(last)
+            elif last[2].is_over:  # whoever did it died before saying so
+                self.set_state("finished")
+        return self._take_one(free, owner, node)
+
+    def _take_one(self, free: Sequence[_Row], owner: str, node: str) -> Shard | None:
         for key, text, shard in free:
             if shard.attempt >= MOST_ATTEMPTS:
                 self._give_up(key, text, shard)
@@ -268,21 +284,21 @@ class ShardLedger:
         at = f", at {shard.path}" if shard.path else ""
         self._records.swap(key, text, _text(asdict(replace(shard, state="failed", error=f"{reason}{at}"))))
 
-    def _read(self, run: Run) -> list[tuple[str, str, Shard]]:
-        found = self._records.read(f"shard/{run.run_id}/")
-        rows = [(key, text, Shard(**json.loads(text))) for key, text in found.items()]
-        if not rows:
+    def _parts(self, run: Run) -> Iterator[list[_Row]]:
+        """The shards as they are now, some at a time; since when each has these words is noted."""
+        is_gone = True
+        for found in self._records.parts(f"shard/{run.run_id}/"):
+            now = self._clock()
+            for key, text in found.items():
+                if self._seen.get(key, ("", 0.0))[0] != text:
+                    self._seen[key] = text, now
+            is_gone &= not found
+            yield [(key, text, Shard(**json.loads(text))) for key, text in found.items()]
+        if is_gone:
             raise LostLeaseError(_GONE)
-        return sorted(rows, key=lambda row: row[2].number)
 
-    def _note_seen(self, rows: Sequence[tuple[str, str, Shard]]) -> None:
-        now = self._clock()
-        for key, text, _ in rows:
-            if self._seen.get(key, ("", 0.0))[0] != text:
-                self._seen[key] = text, now
-
-    def _is_expired(self, run: Run, row: tuple[str, str, Shard]) -> bool:
-        return self._clock() - self._seen[row[0]][1] >= run.lease_s
+    def _is_expired(self, run: Run, row: _Row) -> bool:
+        return row[2].state == "leased" and self._clock() - self._seen[row[0]][1] >= run.lease_s
 
 
 def cut_into_shards(
@@ -299,6 +315,10 @@ def cut_into_shards(
         )
         for part in parts
     ]
+
+
+def _by_number(row: _Row) -> int:
+    return row[2].number
 
 
 def _shard_key(run: Run, number: int) -> str:

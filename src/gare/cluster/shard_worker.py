@@ -74,9 +74,6 @@ class ShardWorker:
                     pause = 0.2
                     self._work_on(run, shard)
                     continue
-                if all(each.is_over for each in self._ledger.shards(run)):
-                    self._ledger.set_state("finished")  # whoever did the last shard died before saying so
-                    return
             except LostLeaseError as error:
                 _log.info("%s", error)
             except LibraryError as error:

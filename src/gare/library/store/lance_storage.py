@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -43,6 +43,8 @@ class Place:
     uri: str
     read_only: bool
     options: dict[str, str] = field(default_factory=dict)
+    session: Any = None
+    """What its tables share in memory, a connection among it; None: each has its own."""
 
     @property
     def folder(self) -> Path | None:
@@ -299,6 +301,9 @@ def damaged(uri: str, what: BaseException | str) -> DamagedLibraryError:
     return damaged_library(uri, what if isinstance(what, str) else _first_line(what))
 
 
+_TOO_LATE = ("conflict", "too many concurrent writers")  # what Lance says to a writer that lost
+
+
 def with_retries(action: Callable[[], Result], *, seconds: float = 60.0) -> Result:
     """Repeat an action that lost against another writer, a little later each time."""
     deadline = time.monotonic() + seconds
@@ -307,7 +312,7 @@ def with_retries(action: Callable[[], Result], *, seconds: float = 60.0) -> Resu
         try:
             return action()
         except (OSError, RuntimeError, ValueError) as error:
-            if "conflict" not in str(error).lower() or time.monotonic() > deadline:
+            if not any(word in str(error).lower() for word in _TOO_LATE) or time.monotonic() > deadline:
                 raise
         time.sleep(pause * random.uniform(0.5, 1.5))  # two that met once should not meet again
         pause = min(2 * pause, 2.0)

@@ -237,7 +237,7 @@ class LanceTable:
         import lance
 
         try:
-            return lance.dataset(self.uri, storage_options=self.place.options)
+            return lance.dataset(self.uri, storage_options=self.place.options, session=self.place.session)
         except ValueError as error:
             if "was not found" in str(error):
                 raise FileNotFoundError(self.uri) from None
@@ -317,8 +317,12 @@ class LanceTable:
 
     # Upkeep
 
-    def compact(self, *, rows_per_fragment: int) -> int:
-        """Join small fragments, one group at a time so that other writers get their turn; how many went."""
+    def compact(self, *, rows_per_fragment: int, patience_s: float = 60.0) -> int:
+        """Join small fragments, one group at a time so that other writers get their turn; how many went.
+
+        Args:
+            patience_s: how long to try again where another writer was faster.
+        """
         from lance.optimize import Compaction
 
         options: Any = {"target_rows_per_fragment": rows_per_fragment, "num_threads": 1}
@@ -337,7 +341,7 @@ class LanceTable:
         total = 0
         while True:
             with self.place.writing():
-                removed = with_retries(attempt)
+                removed = with_retries(attempt, seconds=patience_s)
             if not removed:
                 return total
             total += removed

@@ -9,8 +9,9 @@ The file has the two stores that keep them: they are one idea, and each is short
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -36,8 +37,15 @@ class Records(ABC):
     """Texts by key. Every write is durable when it returns."""
 
     @abstractmethod
+    def parts(self, prefix: str = "") -> Iterator[dict[str, str]]:
+        """The texts whose key begins so, in parts in random order.
+
+        A part is read when it is asked for: who needs any text, and not all, leaves the others unread.
+        """
+
     def read(self, prefix: str = "") -> dict[str, str]:
         """The texts whose key begins so, as they are now."""
+        return {key: text for part in self.parts(prefix) for key, text in part.items()}
 
     def get(self, key: str) -> str | None:
         """The text of a key as it is now; None where there is none."""
@@ -64,38 +72,35 @@ class LanceRecords(Records):
     """Texts in small Lance tables below the library. A key has its table, so that writers seldom meet."""
 
     def __init__(self, place: Place) -> None:
+        from lance.lance import _Session as Session
+
         self._place = place
-        self._tables = [
-            LanceTable(
-                Place(f"{place.uri.rstrip('/')}/{FOLDER}/{number:02}", place.read_only, place.options),
-                "texts",
-                ("key",),
-            )
+        root, session = f"{place.uri.rstrip('/')}/{FOLDER}", Session()
+        places = (
+            Place(f"{root}/{number:02}", place.read_only, place.options, session)
             for number in range(_NUM_TABLES)
-        ]
+        )
+        self._tables = [LanceTable(each, "texts", ("key",)) for each in places]
 
     def tables(self) -> list[LanceTable]:
         """Those that are there."""
         with explained(self._place.uri):
             return [table for table in self._tables if table.exists()]
 
-    def read(self, prefix: str = "") -> dict[str, str]:
+    def parts(self, prefix: str = "") -> Iterator[dict[str, str]]:
         wanted = f"starts_with(key, {quote(prefix)})" if prefix else None
-        found: dict[str, str] = {}
-        for table in self.tables():
-            found |= self._read(table, wanted)
-        return found
+        for table in random.sample(self._tables, _NUM_TABLES):
+            yield self._read(table, wanted)
 
     def get(self, key: str) -> str | None:
-        table = self._table_of(key)
-        with explained(self._place.uri):
-            if not table.exists():
-                return None
-        return self._read(table, f"key = {quote(key)}").get(key)
+        return self._read(self._table_of(key), f"key = {quote(key)}").get(key)
 
     def _read(self, table: LanceTable, wanted: str | None) -> dict[str, str]:
         with explained(self._place.uri):
-            rows = table.snapshot(fresh=True).dataset.to_table(filter=wanted)
+            try:
+                rows = table.snapshot(fresh=True).dataset.to_table(filter=wanted)
+            except FileNotFoundError:  # nothing was written there yet
+                return {}
         return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
     def put(self, texts: Mapping[str, str]) -> None:
@@ -116,9 +121,10 @@ class LanceRecords(Records):
             return builder.when_matched_update_all(f"target.value = {quote(old)}")
 
         stats = table.change(_rows({key: new}), rule)
-        if len(table.snapshot().dataset.get_fragments()) > _MOST_FRAGMENTS:
+        num_fragments = len(table.snapshot().dataset.get_fragments())
+        if num_fragments % _MOST_FRAGMENTS == 0:  # one of many writers sees it
             with suppress(OSError, RuntimeError, ValueError, LibraryError):  # another one is at it
-                table.compact(rows_per_fragment=_ROWS_PER_FRAGMENT)
+                table.compact(rows_per_fragment=_ROWS_PER_FRAGMENT, patience_s=0)
         return bool(stats["num_inserted_rows"] + stats["num_updated_rows"]) or self.get(key) == new
 
     def clear(self) -> None:
@@ -146,11 +152,10 @@ class PostgresRecords(Records):
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def read(self, prefix: str = "") -> dict[str, str]:
-        if not self._exists():
-            return {}
-        statement = "SELECT key, value FROM gare_records WHERE starts_with(key, %s)"
-        return self._run(lambda connection: dict(connection.execute(statement, [prefix]).fetchall()))
+    def parts(self, prefix: str = "") -> Iterator[dict[str, str]]:
+        if self._exists():
+            statement = "SELECT key, value FROM gare_records WHERE starts_with(key, %s)"
+            yield self._run(lambda connection: dict(connection.execute(statement, [prefix]).fetchall()))
 
     def put(self, texts: Mapping[str, str]) -> None:
         self._make()
