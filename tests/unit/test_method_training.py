@@ -90,3 +90,25 @@ def test_it_says_how_fast_exact_scores_can_be_had(name):
 def test_the_tight_head_alone_of_clip4clip_has_no_fast_way():
     found = {s["head"]: build("clip4clip", s).fast_scoring for s in HEADS}
     assert found == {"mean": "vectors", "lstm": "vectors", "transformer": "vectors", "tight": "none"}
+
+
+@pytest.mark.parametrize(("words", "frames"), [(32, 4), (5, 20)])
+def test_neighbor_retr_merges_texts_and_videos_of_any_length_to_one_vector(words, frames):
+    """Two stages with the published ratios left two vectors of more than 24 words or 12 frames."""
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, PAIRS, words, DIM, torch.float32)
+    video = random_video(generator, PAIRS, frames, DIM, torch.float32)
+    interaction = build("neighbor_retr", {})
+    parts = interaction.score_pairs(text, video).parts
+    assert parts["merged_text"].shape == parts["merged_video"].shape == (PAIRS, DIM)
+    assert loss_of(interaction, text, video).total.isfinite()
+
+
+def test_the_tight_head_does_not_pay_for_frames_that_are_not_there():
+    interaction = build("clip4clip", {"head": "tight"})
+    shapes = []
+    interaction.tight.layers[0].register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape[1]))
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, 3, WORDS, DIM, torch.float32)
+    interaction.score_pairs(text, random_video(generator, 2, 4, DIM, torch.float32))
+    assert shapes == [1 + 4]

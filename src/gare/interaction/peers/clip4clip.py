@@ -72,7 +72,9 @@ class Clip4Clip(VectorPeer):
         if self.config.head != "tight":
             return super().score_pairs(text, video)
         text, video = self.prepare(text, video)
-        frames_VFD, mask_VF = fit(video.frames_VFD, video.mask_VF, self.config.max_frames, "frames")
+        # Not padded to max_frames: padding would cost as much as real frames, in every pair.
+        size = min(video.mask_VF.shape[1], self.config.max_frames)
+        frames_VFD, mask_VF = fit(video.frames_VFD, video.mask_VF, size, "frames")
         return PairScores(self.tight(text.text_TD, frames_VFD, mask_VF), None, are_logits=True)
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
@@ -115,7 +117,7 @@ class TightHead(nn.Module):
         tokens_PND = torch.cat([text_TVD, frames_TVFD], dim=2).flatten(0, 1)
         mask_VN = torch.cat([mask_VF.new_ones(pairs[1], 1), mask_VF], dim=1)
         mask_PN = mask_VN.expand(pairs[0], -1, -1).flatten(0, 1)
-        hidden_PND = self.dropout(tokens_PND + self.position)
+        hidden_PND = self.dropout(tokens_PND + self.position[: tokens_PND.shape[1]])
         for layer in self.layers:
             hidden_PND = layer(hidden_PND, mask_PN)
         hidden_PD = self.dense(self.norm(hidden_PND)[:, 0])

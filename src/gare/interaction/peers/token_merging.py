@@ -19,7 +19,7 @@ FLOOR = 1e-6
 
 
 class MergeStage(nn.Module):
-    """One stage: N tokens become ⌈N · ratio⌉.
+    """One stage: N tokens become ⌈N · ratio⌉, at least one.
 
     Args:
         ratio: how many of the tokens are left.
