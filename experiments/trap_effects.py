@@ -2,8 +2,8 @@
 
     python experiments/trap_effects.py runs/peers --out experiments/results/traps/traps.json
 
-A row is a trained head, evaluated as it is and with one trap on: the same weights, texts and videos. Traps that
-act in training alone leave the scores as they are and have no row. A p-value is that of a two-sided
+A row is a trained head, evaluated as it is and with one trap on: the same weights, texts and videos. Traps
+that act in training alone leave the scores as they are and have no row. A p-value is that of a two-sided
 paired permutation test of R@1, and the tests are not corrected for their number.
 """
 

@@ -23,8 +23,8 @@ from gare.settings import NonNegativeFloat, NonNegativeInt
 from gare.types import PairScores, TextFeatures, VideoFeatures
 
 TEXT_RATIOS, VIDEO_RATIOS = (1 / 6, 0), (1 / 4, 0)
-"""The second stage leaves one vector of any number. The published ratios, 1/4 and 1/3, do so for at most 24 words
-and 12 frames only, and then this is the same."""
+"""The second stage leaves one vector of any number. The published ratios, 1/4 and 1/3, do so for at most
+24 words and 12 frames only, and then this is the same."""
 
 
 @dataclass(frozen=True)
