@@ -5,6 +5,7 @@ Run as a script it is a cluster of its own, `python ray_machines.py NUM_NODES`: 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -42,9 +43,11 @@ class DoomedMachines:
     """A cluster to be killed altogether. Ray ends every process that was connected to it, so that this one
     may not be."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, **variables: str) -> None:
         command = [sys.executable, __file__, str(num_nodes)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         assert self.address, "no cluster was started"

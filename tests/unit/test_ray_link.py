@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -10,12 +13,22 @@ import pytest
 
 from gare.cluster.ray_link import alive_nodes, connected, end_actor, find_actor, get
 from gare.errors import ClusterError
+from ray_machines import DoomedMachines
+from servers import HANG_S, free_port
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with connected("local", user="a test", num_cpus=1):
         yield
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The address of a cluster that wants a token."""
+    machines = DoomedMachines(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 32)
+    yield machines.address
+    machines.kill()
 
 
 def make_actor(name: str):
@@ -48,6 +61,38 @@ def test_no_cluster_is_an_error_that_says_so():
         connected("127.0.0.1:1", user="a test"),
     ):
         pass
+
+
+def test_whoever_listens_and_is_no_ray_is_an_error_within_seconds(monkeypatch):
+    monkeypatch.setattr("gare.cluster.ray_link._CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", free_port())) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            pytest.raises(ClusterError, match=f"no Ray cluster at {address}: something listens there"),
+            connected(address, user="a test"),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("token", [None, "b" * 32])
+def test_a_cluster_that_wants_a_token_says_how_to_give_it_within_seconds(guarded, tmp_path, token):
+    variables = dict(os.environ)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        variables.pop(name, None)
+    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+    command = [sys.executable, "-m", "gare", "index", str(tmp_path), "--library", str(tmp_path / "library")]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, "--ray", guarded, "--model", "gare-mini"],
+        env=variables, capture_output=True, text=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert (
+        time.monotonic() - started < 60
+    )  # seconds, on a machine that is not busy; Ray alone takes six minutes
+    assert done.returncode == 1
+    assert "RAY_AUTH_TOKEN" in done.stderr
+    assert guarded in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_connection_is_used_again(cluster):

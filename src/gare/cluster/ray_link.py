@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,21 @@ LOCAL = "local"
 """The address of a Ray of our own on this machine, which ends with the process."""
 _ANSWER_S = 60.0
 _CONNECT_S = 10.0
+_PROBE_ENDS_S = 60.0
+_PROBE = """
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+"""
+"""Asks a head for its cluster. In a process of its own: Ray has settings that are read once, and ends
+a process that has no token where it was told to have one."""
+_TOKEN_HELP = (
+    "set RAY_AUTH_MODE=token and give the token of the cluster in RAY_AUTH_TOKEN, in a file that "
+    "RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token; 'ray get-auth-token' on its head prints it"
+)
 _LOCAL_OBJECTS_BYTES = 256 * 2**20
 
 
@@ -60,6 +77,7 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
+    from ray.exceptions import AuthenticationError
 
     if ray.is_initialized():
         yield
@@ -76,10 +94,14 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
     try:
         _knock(address)
         ray.init(address, namespace=NAMESPACE, logging_level="error", log_to_driver=False, **own)
+    except AuthenticationError as error:
+        raise ClusterError(
+            f"the Ray cluster at {address} wants a token, or another one: {_TOKEN_HELP}"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
             f"there is no Ray cluster at {address}: {_first_line(error)}. Give HOST:PORT as 'ray start' "
-            "printed it, or --ray local for this machine alone"
+            f"printed it, or --ray local for this machine alone. If the cluster wants a token, {_TOKEN_HELP}"
         ) from error
     try:
         yield
@@ -88,10 +110,34 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
 
 
 def _knock(address: str) -> None:
-    """Raise `OSError` where nobody listens; Ray itself would try for many minutes."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    """Raise where nobody listens, no Ray answers, or it wants a token; Ray itself would try for minutes.
+
+    Raises:
+        OSError: there is no Ray.
+        AuthenticationError: it wants a token that this process does not have.
+    """
+    from ray.exceptions import AuthenticationError
+
+    scheme, _, place = address.rpartition("://")
+    host, colon, port = place.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    if scheme:  # Ray's client has bounds of its own
+        return
+    environment = os.environ | {"RAY_py_gcs_connect_timeout_s": f"{_CONNECT_S:g}"}
+    command = [sys.executable, "-c", _PROBE, place]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PROBE_ENDS_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError("something listens there, and does not answer") from None
+    if done.stdout.strip() == "AuthenticationError":
+        raise AuthenticationError("the token is missing or wrong")
+    if done.stdout.strip() == "RpcError":
+        raise OSError("something listens there that is not the head of a Ray cluster")
+    # Whatever else the probe says, `ray.init` says better.
 
 
 def alive_nodes() -> list[Node]:
