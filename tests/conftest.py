@@ -13,6 +13,9 @@ if not torch.cuda.is_available():  # then CUDA kernels run on the CPU; must be s
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may wait for a network
 
 import random
+import secrets
+import shutil
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -33,7 +36,36 @@ settings.register_profile(
 settings.load_profile("gare")
 use_no_constants_of_ours()
 
+_OTHER_CACHES = {
+    "HF_HOME": "huggingface",
+    "PIP_CACHE_DIR": "pip",
+    "PLAYWRIGHT_BROWSERS_PATH": "ms-playwright",
+    "TORCH_HOME": "torch",
+    "UV_CACHE_DIR": "uv",
+}
+
+
+def _leave_the_users_files_alone() -> Path:
+    """What `gare` measures and keeps goes to a cache of this run; others find theirs where they were.
+
+    Ray would write a token to the home of the user, unless it has one.
+    """
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for variable, name in _OTHER_CACHES.items():
+        if (users / name).is_dir():
+            os.environ.setdefault(variable, str(users / name))
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    cache = Path(tempfile.mkdtemp(prefix="gare-tests-"))
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    return cache
+
+
+_CACHE = _leave_the_users_files_alone()
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
