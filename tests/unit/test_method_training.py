@@ -112,3 +112,17 @@ def test_the_tight_head_does_not_pay_for_frames_that_are_not_there():
     text = random_text(generator, 3, WORDS, DIM, torch.float32)
     interaction.score_pairs(text, random_video(generator, 2, 4, DIM, torch.float32))
     assert shapes == [1 + 4]
+
+
+def test_the_tight_head_scores_many_texts_in_blocks():
+    """It once took all texts at once, as the dual encoders do: 12 GB for 476 of them."""
+    interaction = build("clip4clip", {"head": "tight"}).eval()
+    sizes = []
+    interaction.tight.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, 100, 3, DIM, torch.float32)
+    video = random_video(generator, 2, 3, DIM, torch.float32)
+    with torch.no_grad():
+        scores_TV = interaction.score(text, video)
+        assert max(sizes) <= 64
+        torch.testing.assert_close(scores_TV, interaction.score_pairs(text, video).scores_TV)

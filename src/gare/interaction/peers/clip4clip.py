@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gare.interaction.interaction import Interaction, InteractionConfig, PairVectors
-from gare.interaction.peers.peer import VectorPeer, fit, masked_mean, start_normal, unit
+from gare.interaction.peers.peer import Peer, VectorPeer, fit, masked_mean, start_normal, unit
+from gare.interaction.score_cards import ScoreCards
 from gare.interaction.temporal import LAYER_NORM_EPS, TemporalLayer, TemporalTransformer, default_heads
 from gare.settings import PositiveInt, Range
 from gare.types import PairScores, TextFeatures, VideoFeatures
@@ -76,6 +77,18 @@ class Clip4Clip(VectorPeer):
         size = min(video.mask_VF.shape[1], self.config.max_frames)
         frames_VFD, mask_VF = fit(video.frames_VFD, video.mask_VF, size, "frames")
         return PairScores(self.tight(text.text_TD, frames_VFD, mask_VF), None, are_logits=True)
+
+    def score(
+        self,
+        text: TextFeatures,
+        video: VideoFeatures | ScoreCards,
+        *,
+        text_block: int | None = None,
+        video_block: int | None = None,
+    ) -> Tensor:
+        # All texts at once, as a dual encoder may: for the tight head 476 texts took 12 GB.
+        score = Peer.score if self.config.head == "tight" else VectorPeer.score
+        return score(self, text, video, text_block=text_block, video_block=video_block)
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
         frames_VFD, mask_VF = fit(video.frames_VFD, video.mask_VF, self.config.max_frames, "frames")
