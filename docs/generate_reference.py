@@ -177,7 +177,8 @@ def methods_page() -> str:
         "Exact fast scoring: *vectors*, one product of two vectors; *products*, both sides are\n"
         "prepared once and a pair needs their products alone; *none*, every pair runs through the method.\n\n"
     )
-    second = "\n\n## Traps\n\nSettings that follow a mistake of published code, all off by default.\n\n"
+    second = "\n\n## Traps\n\nSettings that follow a mistake of published code, all off by default.\n"
+    second += "[What they do to recalls](../methods.md#what-the-traps-do-to-recalls) was measured.\n\n"
     return HEADER + "# Methods\n\n" + opening + "\n".join(lines) + second + "\n".join(traps) + "\n"
 
 

@@ -120,9 +120,9 @@ def test_the_tight_head_scores_many_texts_in_blocks():
     sizes = []
     interaction.tight.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
     generator = torch.Generator().manual_seed(0)
-    text = random_text(generator, 100, 3, DIM, torch.float32)
+    text = random_text(generator, 300, 3, DIM, torch.float32)
     video = random_video(generator, 2, 3, DIM, torch.float32)
     with torch.no_grad():
         scores_TV = interaction.score(text, video)
-        assert max(sizes) <= 64
+        assert max(sizes) < len(text)
         torch.testing.assert_close(scores_TV, interaction.score_pairs(text, video).scores_TV)
