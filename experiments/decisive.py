@@ -8,9 +8,9 @@
     halves   towers.csv and psi.csv beside the manifests of flickr8k, coco and msrvtt_frames
     towers   OUT/towers: trained on the first half (decisive_towers.toml); psi is compiled beside it
     vectors  OUT/vectors-01 …: frames and texts of the second half
-    psi      OUT/cells: every row and task, two temperatures and five seeds at once, the primary first.
+    psi      OUT/cells: every row and task, many models at once, the primary first, or what --first says.
              When --minutes are over, what is left is not run and the table says so
-    table    OUT/ranks.npz, OUT/shares.json, OUT/table.md, OUT/table.json
+    table    OUT/ranks.npz, OUT/shares.json, OUT/table.md, OUT/table.json, from OUT/cells where it is there
 
 experiments/decisive.md is the protocol: what is compared and how it is read, fixed before it was run.
 """
@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from decisive_data import (
     save_vectors,
     write_halves,
 )
-from decisive_stack import ROWS, Head, Programs, Row, Stack, mean_frame_only, new_heads, seconds_a_step
+from decisive_stack import ROWS, Head, Model, Programs, Row, Stack, mean_frame_only, new_heads, seconds_a_step
 from decisive_table import FREE, FROZEN, TASKS, TEMPERATURES, TRAINED, Cell, write_table
 from torch import Tensor
 
@@ -90,22 +91,24 @@ class Scale:
 
 
 Group = tuple[Cell, ...]
-"""Cells that are trained together: they differ in temperature alone."""
+"""One row on all tasks, trained together. All groups have one size: a program is compiled once for every row
+that uses it, and rows that start alike meet the same dropout."""
 
 
-def make_plan(last: int) -> list[Group]:
+def make_plan(last: int, first: str = FROZEN) -> list[Group]:
     """Every run, in the order in which time is given to them. Each has the shorter runs on its way."""
 
-    def group(task: str, row: str, projections: str, temperatures: Sequence[float]) -> Group:
-        return tuple(Cell(task, row, temperature, projections, last) for temperature in temperatures)
+    def group(row: str, projections: str, temperature: float) -> Group:
+        return tuple(Cell(task, row, temperature, projections, last) for task in TASKS)
 
-    by_importance = (FROZEN_ROWS[:2], *((row,) for row in FROZEN_ROWS[2:]))
-    tasks = ("A2", "A4", "B", "A1")
-    frozen = [
-        group(task, row, FROZEN, TEMPERATURES) for rows in by_importance for task in tasks for row in rows
-    ]
-    trained = [group(task, row, TRAINED, TEMPERATURES[:1]) for task in tasks for row in TRAINED_ROWS]
-    return [*frozen, *trained]
+    def frozen(rows: Sequence[str]) -> list[Group]:
+        return [group(row, FROZEN, temperature) for temperature in TEMPERATURES for row in rows]
+
+    trained = [group(row, TRAINED, TEMPERATURES[0]) for row in TRAINED_ROWS]
+    if first == TRAINED:
+        return [*trained, *frozen(FROZEN_ROWS)]
+    primary, others = FROZEN_ROWS[:2], FROZEN_ROWS[2:]
+    return [*frozen(primary), *(each for row in others for each in frozen((row,))), *trained]
 
 
 def all_cells(milestones: Sequence[int]) -> list[Cell]:
@@ -209,60 +212,63 @@ def run_psi(
             _run_free(folder, task, ROWS[name], dim)
     plan = make_plan(scale.milestones[-1]) if plan is None else plan
     batch_size = _choose_batch_size(out, plan, tasks, scale, programs, 60 * minutes)
-    left = [group for group in plan if not _file(folder, group[0]).is_file()]
-    seconds: dict[str, float] = {}
+    left = [group for group in plan if not all(_file(folder, cell).is_file() for cell in group)]
+    slowest = 0.0  # seconds a model
     for number, group in enumerate(left, start=1):
-        first, began = group[0], time.monotonic()
-        if began - start + seconds.get(first.row, 0.0) >= 60 * minutes:
-            print(f"not run: {first.key} (the {minutes:g} minutes are over)", flush=True)
+        name, began = _name(group), time.monotonic()
+        num_models = len(group) * len(scale.seeds)
+        if began - start + slowest * num_models >= 60 * minutes:
+            print(f"not run: {name} (the {minutes:g} minutes are over)", flush=True)
             continue
         try:
-            _run_group(folder, group, tasks[first.task], scale, batch_size, programs)
+            _run_group(folder, group, tasks, scale, batch_size, programs)
         except ValueError as error:  # a run that diverged costs its own lines of the table
-            print(f"failed: {first.key}: {error}", flush=True)
+            print(f"failed: {name}: {error}", flush=True)
         now = time.monotonic()
-        seconds[first.row] = now - began
-        eta = (now - start) / number * (len(left) - number)
-        took = f"{seconds[first.row]:.1f} s; {now - start:.0f} s gone, about {eta:.0f} s left"
-        print(f"[{number}/{len(left)}] {first.key}: {took}", flush=True)
+        slowest = max(slowest, (now - began) / num_models)
+        took = f"{num_models} models, {now - began:.1f} s; {now - start:.0f} s gone"
+        print(f"[{number}/{len(left)}] {name}: {took}", flush=True)
+
+
+def _name(group: Group) -> str:
+    return group[0].key.replace(group[0].task, " ".join(cell.task for cell in group), 1)
 
 
 def _stack(
-    group: Group, task: Task, scale: Scale, batch_size: int, programs: Programs, steps: Sequence[int]
+    group: Group,
+    tasks: dict[str, Task],
+    scale: Scale,
+    batch_size: int,
+    programs: Programs,
+    steps: Sequence[int],
 ) -> Stack:
-    return Stack(
-        task,
-        ROWS[group[0].row],
-        scale.seeds,
-        temperatures=[cell.temperature for cell in group],
-        trains_projections=group[0].projections == TRAINED,
-        batch_size=batch_size,
-        milestones=steps,
-        programs=programs,
-    )
+    models = [
+        Model(tasks[cell.task], ROWS[cell.row], cell.temperature, seed, cell.projections == TRAINED)
+        for cell in group
+        for seed in scale.seeds
+    ]
+    return Stack(models, batch_size=batch_size, milestones=steps, programs=programs)
 
 
 def _run_group(
-    folder: Path, group: Group, task: Task, scale: Scale, batch_size: int, programs: Programs
+    folder: Path, group: Group, tasks: dict[str, Task], scale: Scale, batch_size: int, programs: Programs
 ) -> None:
+    """Train the cells of a group; what each says after each number of steps is saved at once."""
     torch.manual_seed(0)  # dropout
-    row = ROWS[group[0].row]
-    arrays: dict[str, Any] = {}
-    shares: dict[str, Any] = {}
-    stack = _stack(group, task, scale, batch_size, programs, scale.milestones)
+    stack = _stack(group, tasks, scale, batch_size, programs, scale.milestones)
     for steps in stack.train():
-        with_bank = steps == scale.milestones[-1] and row.name in RESCORED_ROWS
-        with products_in("highest"):
-            found = [measure(head, row, task, with_bank=with_bank) for head in stack.heads()]
-            depends = [variance_shares(head, row, task) for head in stack.heads()]
+        heads = iter(zip(stack.models, stack.heads(), strict=True))
         for cell in group:
-            key = replace(cell, steps=steps).key
-            own = [number for number, (tau, _) in enumerate(stack.models) if tau == cell.temperature]
-            for direction in found[0]:
-                arrays[f"{key}/{direction}"] = _as_ranks([found[number][direction] for number in own])
-            names = depends[0]
-            shares[key] = {name: float(np.mean([depends[number][name] for number in own])) for name in names}
-    _save_cell(_file(folder, group[0]), arrays, shares)
+            found, depends = [], []
+            for model, head in islice(heads, len(scale.seeds)):
+                with_bank = steps == scale.milestones[-1] and model.row.name in RESCORED_ROWS
+                with products_in("highest"):
+                    found.append(measure(head, model.row, model.task, with_bank=with_bank))
+                    depends.append(variance_shares(head, model.row, model.task))
+            at = replace(cell, steps=steps)
+            arrays = {f"{at.key}/{way}": _as_ranks([ranks[way] for ranks in found]) for way in found[0]}
+            shares = {name: float(np.mean([each[name] for each in depends])) for name in depends[0]}
+            _save_cell(_file(folder, at), arrays, {at.key: shares})
 
 
 def _run_free(folder: Path, task: Task, row: Row, dim: int) -> None:
@@ -283,27 +289,31 @@ def _choose_batch_size(
     path = out / "batch.json"
     if path.is_file():
         return int(json.loads(path.read_text(encoding="utf-8"))["batch_size"])
-    needed = 0.0
+    needed = None
     for size in scale.batch_sizes:
-        if len(scale.batch_sizes) == 1:
+        if len(scale.batch_sizes) == 1:  # fixed in advance: no trial
             break
-        took: dict[tuple[str, str], float] = {}
-        for group in plan:
-            first = group[0]
-            if (first.row, first.projections) not in took:
-                stack = _stack(group, tasks[first.task], scale, size, programs, (30,))
-                took[first.row, first.projections] = seconds_a_step(stack)
+        took = {}
+        for program, group in _by_program(plan).items():
+            took[program] = seconds_a_step(_stack(group, tasks, scale, size, programs, (30,)))
+            print(f"batch {size}, {_name(group)}: {1000 * took[program]:.2f} ms a step", flush=True)
         steps = scale.milestones[-1] + sum(round(0.2 * step) for step in scale.milestones[:-1])
-        needed = steps * sum(took[group[0].row, group[0].projections] for group in plan)
-        for (row, projections), seconds in took.items():
-            print(f"batch {size}, {row}, {projections}: {1000 * seconds:.2f} ms a step", flush=True)
+        needed = steps * sum(took[ROWS[group[0].row].program] for group in plan)
         print(f"batch {size}: the plan takes {needed / 60:.1f} min", flush=True)
         if needed < 0.9 * most:
             break
-    chosen = {"batch_size": size, "needed_s": round(needed, 1), "minutes": most / 60}
+    chosen = {"batch_size": size, "needed_s": needed and round(needed, 1), "minutes": most / 60}
     with replacing(path) as part:
         part.write_text(json.dumps(chosen) + "\n", encoding="utf-8")
     return size
+
+
+def _by_program(plan: Sequence[Group]) -> dict[object, Group]:
+    """The first group that uses each program, in the order of the plan."""
+    firsts: dict[object, Group] = {}
+    for group in plan:
+        firsts.setdefault(ROWS[group[0].row].program, group)
+    return firsts
 
 
 def _file(folder: Path, cell: Cell) -> Path:
@@ -366,20 +376,18 @@ def make_vectors(data: Path, out: Path, *, device: torch.device, num_workers: in
 
 
 @products_in("high")
-def compile_programs(dim: int, device: torch.device, scale: Scale) -> None:
+def compile_programs(dim: int, device: torch.device, scale: Scale, first: str) -> None:
     """Fill the compiler's cache while the towers train; nothing is kept."""
     need = 2 * 3 * 4 * max(scale.batch_sizes)
     vectors = random_vectors(dim=dim, pictures=need, videos=need)
     tasks = {name: task.to(device) for name, task in make_tasks(vectors).items()}
     programs = Programs(dim, compiled=True)
     for size in scale.batch_sizes:
-        for group in make_plan(scale.milestones[-1]):
-            cell = group[0]
-            if cell.task == "B":
-                began = time.monotonic()
-                seconds = seconds_a_step(_stack(group, tasks["B"], scale, size, programs, (30,)))
-                took = f"{time.monotonic() - began:.0f} s; {1000 * seconds:.2f} ms a step beside other work"
-                print(f"compiled: batch {size}, {cell.row}, {cell.projections}: {took}", flush=True)
+        for group in _by_program(make_plan(scale.milestones[-1], first)).values():
+            began = time.monotonic()
+            seconds = seconds_a_step(_stack(group, tasks, scale, size, programs, (30,)))
+            took = f"{time.monotonic() - began:.0f} s; {1000 * seconds:.2f} ms a step beside other work"
+            print(f"compiled: batch {size}, {_name(group)}: {took}", flush=True)
 
 
 def run_all(chosen: argparse.Namespace, scale: Scale, device: torch.device) -> None:
@@ -395,7 +403,9 @@ def run_all(chosen: argparse.Namespace, scale: Scale, device: torch.device) -> N
     chosen.out.mkdir(parents=True, exist_ok=True)
     compiling = None
     if device.type == "cuda" and not list(chosen.out.glob("vectors-*")):
-        compiling = subprocess.Popen([sys.executable, str(HERE / "decisive.py"), "compile", "--dim", "256"])
+        sizes = ["--batch", *map(str, chosen.batch), "--seeds", str(chosen.seeds), "--first", chosen.first]
+        command = [sys.executable, str(HERE / "decisive.py"), "compile", "--dim", str(chosen.dim), *sizes]
+        compiling = subprocess.Popen(command)
     try:
         train_towers(chosen.recipe, chosen.data, chosen.out, chosen.set, device)
         say("vectors")
@@ -411,9 +421,16 @@ def run_all(chosen: argparse.Namespace, scale: Scale, device: torch.device) -> N
 
 def psi_and_table(chosen: argparse.Namespace, scale: Scale, device: torch.device) -> None:
     tasks = {name: task.to(device) for name, task in make_tasks(load_vectors(chosen.out)).items()}
-    run_psi(chosen.out, tasks, scale, minutes=chosen.minutes, compiled=device.type == "cuda")
-    collect(chosen.out, scale)
-    print(write_table(chosen.out))
+    plan = make_plan(scale.milestones[-1], chosen.first)
+    run_psi(chosen.out, tasks, scale, minutes=chosen.minutes, compiled=device.type == "cuda", plan=plan)
+    table(chosen.out, scale)
+
+
+def table(out: Path, scale: Scale) -> None:
+    """From the cells that are there, or from ranks that were collected before."""
+    if (out / CELLS).is_dir():
+        collect(out, scale)
+    print(write_table(out))
 
 
 def main() -> None:
@@ -424,11 +441,11 @@ def main() -> None:
         if chosen.step == "halves":
             write_halves(chosen.data, most=chosen.most)
         elif chosen.step == "compile":
-            compile_programs(chosen.dim, device, scale)
+            compile_programs(chosen.dim, device, scale, chosen.first)
         elif chosen.step == "psi":
             psi_and_table(chosen, scale, device)
         elif chosen.step == "table":
-            print(write_table(chosen.out))
+            table(chosen.out, scale)
         else:
             run_all(chosen, scale, device)
     except GareError as error:
@@ -442,6 +459,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("data"), help="with flickr8k, coco, msrvtt_frames")
     parser.add_argument("--out", type=Path, default=Path("runs/decisive"))
     parser.add_argument("--minutes", type=float, default=13.0, help="for psi")
+    parser.add_argument("--first", choices=(FROZEN, TRAINED), default=FROZEN, help="what time is given to")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=BATCH_SIZES, help="one: fixed; two: the first that fits"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--workers", type=int, default=15, help="processes that decode pictures")
     trial = parser.add_argument_group("for trials: the experiment itself has the defaults")
@@ -450,7 +471,6 @@ def read_options() -> argparse.Namespace:
     trial.add_argument("--set", action="append", default=[], help="settings of the towers' recipe")
     trial.add_argument("--seeds", type=int, default=len(SEEDS))
     trial.add_argument("--milestones", type=int, nargs="+", default=MILESTONES)
-    trial.add_argument("--batch", type=int, nargs="+", default=BATCH_SIZES)
     trial.add_argument("--dim", type=int, default=256)
     return parser.parse_args()
 

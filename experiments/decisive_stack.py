@@ -1,4 +1,4 @@
-"""Many small models trained as one: the seeds and temperatures of a row share every kernel.
+"""Many small models trained as one: tasks, seeds, temperatures and rows of one program share every kernel.
 
 `Head` is gare's own interaction and loss on cached vectors. `Stack` trains M of them at once: `torch.func`
 maps the gradient of `Head` over stacked weights, so what is computed is gare's code, and AdamW, which treats
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from decisive_data import NUM_FRAMES, Task
@@ -207,37 +208,45 @@ def mean_frame_only(video: VideoFeatures) -> VideoFeatures:
 # --- a run -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Model:
+    """One model of a stack."""
+
+    task: Task
+    row: Row
+    temperature: float
+    seed: int
+    trains_projections: bool = False
+
+
 class Stack:
-    """M models of one row, every temperature with every seed, and their optimisers."""
+    """M models whose rows share a program, on any tasks, and their optimisers.
+
+    Frozen projections beside trained ones start at zero and have no gradient: AdamW leaves them there.
+    """
 
     def __init__(
-        self,
-        task: Task,
-        row: Row,
-        seeds: Sequence[int],
-        *,
-        temperatures: Sequence[float],
-        trains_projections: bool,
-        batch_size: int,
-        milestones: Sequence[int],
-        programs: Programs,
+        self, models: Sequence[Model], *, batch_size: int, milestones: Sequence[int], programs: Programs
     ) -> None:
-        device = task.train.text_TD.device
-        self.task, self.row, self.milestones = task, row, milestones
-        self._program = programs.get(row)
-        self.models = [(temperature, seed) for temperature in temperatures for seed in seeds]
-        heads = new_heads(row, programs.dim, [seed for _, seed in self.models])
+        if len({model.row.program for model in models}) != 1:
+            raise ValueError("the rows of a stack must share a program")
+        device = models[0].task.train.text_TD.device
+        self.models, self.milestones = list(models), milestones
+        self._program = programs.get(models[0].row)
+        heads = [new_heads(model.row, programs.dim, (model.seed,))[0] for model in models]
         stacked, _ = stack_module_state([head.to(device) for head in heads])
         self.weights = {name: weight.detach() for name, weight in stacked.items()}
-        self._trained = [
-            name for name in self.weights if trains_projections or not name.startswith(PROJECTIONS)
-        ]
+        moves = [model.trains_projections for model in models]
+        self._trained = [name for name in self.weights if any(moves) or not name.startswith(PROJECTIONS)]
         self._optimizer = _optimizer({name: self.weights[name] for name in self._trained}, device)
-        self._scale_M = torch.tensor([1 / temperature for temperature, _ in self.models], device=device)
-        self._moves_M = torch.full_like(self._scale_M, float(trains_projections))
-        drawn = {seed: task.batches(seed, steps=max(milestones), batch_size=batch_size) for seed in seeds}
-        self._items = torch.stack([drawn[seed][0] for _, seed in self.models], dim=1).to(device)
-        self._texts = torch.stack([drawn[seed][1] for _, seed in self.models], dim=1).to(device)
+        self._scale_M = torch.tensor([1 / model.temperature for model in models], device=device)
+        self._moves_M = torch.tensor(moves, dtype=torch.float32, device=device)
+        self._blocks = _blocks(models, steps=max(milestones), batch_size=batch_size)
+
+    def batch(self, number: int) -> tuple[Tensor, ...]:
+        """Texts, frames, mask and items of a step for every model."""
+        parts = [gather(task, row, items[number], texts[number]) for task, row, items, texts in self._blocks]
+        return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
     def train(self) -> Iterator[int]:
         """Yields each milestone when the weights are those of a run of that many steps.
@@ -261,8 +270,8 @@ class Stack:
 
     def step(self, number: int, rate: float) -> Tensor:
         """One step of every model; their losses before it, [M]."""
-        batch = gather(self.task, self.row, self._items[number], self._texts[number])
-        gradients, losses_M = self._program(self.weights, *batch, self._scale_M, self._moves_M)
+        inputs = (*self.batch(number), self._scale_M, self._moves_M)
+        gradients, losses_M = self._program(self.weights, *inputs)
         for name in self._trained:
             self.weights[name].grad = gradients[name]
         for group in self._optimizer.param_groups:
@@ -273,8 +282,8 @@ class Stack:
 
     def heads(self) -> Iterator[Head]:
         """Each model by itself, ready to score."""
-        for number in range(len(self.models)):
-            head = Head(self.row, self.task.train.text_TD.shape[1]).to(self._scale_M.device).eval()
+        for number, model in enumerate(self.models):
+            head = Head(model.row, model.task.train.text_TD.shape[1]).to(self._scale_M.device).eval()
             head.load_state_dict({name: weight[number] for name, weight in self.weights.items()})
             yield head.requires_grad_(False)
 
@@ -291,6 +300,27 @@ class Stack:
         for name, moment in zip(self._trained, moments, strict=True):
             for key, value in moment.items():
                 self._optimizer.state[self.weights[name]][key].copy_(value)
+
+
+Block = tuple[Task, Row, Tensor, Tensor]
+"""Neighbouring models of one task and row: items [steps, M, B, S] and texts [steps, M, B]."""
+
+
+def _blocks(models: Sequence[Model], *, steps: int, batch_size: int) -> list[Block]:
+    drawn: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # the same for every row
+    for model in models:
+        if (model.task.name, model.seed) not in drawn:
+            drawn[model.task.name, model.seed] = model.task.batches(
+                model.seed, steps=steps, batch_size=batch_size
+            )
+    blocks = []
+    for _, each in groupby(models, key=lambda model: (model.task.name, model.row.name)):
+        same = list(each)
+        device = same[0].task.train.text_TD.device
+        items, texts = zip(*(drawn[model.task.name, model.seed] for model in same), strict=True)
+        stacked = (torch.stack(items, dim=1).to(device), torch.stack(texts, dim=1).to(device))
+        blocks.append((same[0].task, same[0].row, *stacked))
+    return blocks
 
 
 def _optimizer(weights: Weights, device: torch.device) -> torch.optim.AdamW:

@@ -37,18 +37,10 @@ def tasks() -> dict[str, decisive_data.Task]:
     return decisive_data.make_tasks(decisive_data.random_vectors(dim=DIM, pictures=96, videos=48))
 
 
-def make_stack(task, row, *, trains_projections=False, seeds=(3, 4)):
+def make_stack(task, row, *, trains_projections=False, seeds=(3, 4), milestones=(5,)):
+    models = [decisive_stack.Model(task, row, 0.05, seed, trains_projections) for seed in seeds]
     programs = decisive_stack.Programs(DIM, compiled=False)
-    return decisive_stack.Stack(
-        task,
-        row,
-        seeds,
-        temperatures=(0.05,),
-        trains_projections=trains_projections,
-        batch_size=8,
-        milestones=(5,),
-        programs=programs,
-    )
+    return decisive_stack.Stack(models, batch_size=8, milestones=milestones, programs=programs)
 
 
 def without_dropout(name):
@@ -63,7 +55,7 @@ def without_dropout(name):
 def test_losses_and_gradients_of_a_stack_are_those_of_each_model_alone(tasks, name):
     task, row = tasks["A2"], without_dropout(name)
     stack = make_stack(task, row, trains_projections=True)
-    batch = decisive_stack.gather(task, row, stack._items[0], stack._texts[0])
+    batch = stack.batch(0)
     program = decisive_stack.make_program(row, DIM)
     gradients, losses = program(stack.weights, *batch, stack._scale_M, stack._moves_M)
     for number, head in enumerate(decisive_stack.new_heads(row, DIM, (3, 4))):
@@ -89,9 +81,7 @@ def test_steps_of_a_stack_are_those_of_gares_own_model_and_optimizer(tasks, name
     optimizer = build_optimizer(model, decisive_stack.OPTIMIZER)
     terms = {} if has_terms else {"terms": {key: {"weight": 0.0} for key in ("kl", "radius", "direction")}}
     for step in range(3):
-        texts, frames, mask, items = (
-            part[1] for part in decisive_stack.gather(task, row, stack._items[step], stack._texts[step])
-        )
+        texts, frames, mask, items = (part[1] for part in stack.batch(step))
         pairs = model.score_pairs(TextFeatures.from_vectors(texts), VideoFeatures(frames, mask))
         loss = training_loss(pairs, 20.0, ObjectiveConfig.load(terms), video_index=items)
         optimizer.zero_grad()
@@ -117,22 +107,40 @@ def test_frozen_projections_stay_and_trained_ones_move(tasks):
 
 def test_a_branch_to_a_milestone_leaves_the_trunk_as_it_was(tasks):
     def at_end(milestones):
-        stack = make_stack(tasks["A2"], without_dropout("psi zero"))
-        stack._items, stack._texts = stack._items.repeat(4, 1, 1, 1), stack._texts.repeat(4, 1, 1)
-        stack.milestones = milestones
+        stack = make_stack(tasks["A2"], without_dropout("psi zero"), milestones=milestones)
         list(stack.train())
         return stack.weights["interaction.increment_net.output.weight"]
 
     torch.testing.assert_close(at_end((5, 20)), at_end((20,)), rtol=0, atol=0)
 
 
+def test_a_stack_of_tasks_and_rows_trains_each_as_it_would_be_trained_alone(tasks):
+    offset, psi = without_dropout("offset"), without_dropout("psi zero")
+    mixed = [
+        decisive_stack.Model(tasks["A4"], offset, 0.05, 3, trains_projections=True),
+        decisive_stack.Model(tasks["A4"], psi, 0.01, 3),
+        decisive_stack.Model(tasks["B"], psi, 0.05, 4, trains_projections=True),
+        decisive_stack.Model(tasks["A1"], offset, 0.05, 4),
+    ]
+    programs = decisive_stack.Programs(DIM, compiled=False)
+
+    def trained(models):
+        stack = decisive_stack.Stack(models, batch_size=8, milestones=(3,), programs=programs)
+        list(stack.train())
+        return stack.weights
+
+    together = trained(mixed)
+    for number, model in enumerate(mixed):
+        alone = trained([model])
+        for name, weight in alone.items():
+            torch.testing.assert_close(together[name][number], weight[0], rtol=1e-3, atol=2e-5)
+        assert bool(together["text_projection.bias"][number].any()) == model.trains_projections
+    with pytest.raises(ValueError, match="share a program"):
+        trained([mixed[0], replace(mixed[1], row=decisive_stack.ROWS["psi + losses"])])
+
+
 def test_dropout_differs_between_the_models_of_a_stack(tasks):
-    stack = make_stack(tasks["A2"], decisive_stack.ROWS["psi normal"], seeds=(7, 7))
-    stack._items, stack._texts = (
-        stack._items[:, :1].expand(-1, 2, -1, -1),
-        stack._texts[:, :1].expand(-1, 2, -1),
-    )
-    losses = stack.step(0, 1.0)
+    losses = make_stack(tasks["A2"], decisive_stack.ROWS["psi normal"], seeds=(7, 7)).step(0, 1.0)
     assert losses[0] != losses[1]
 
 
@@ -184,9 +192,11 @@ def test_the_plan_has_every_row_task_and_temperature():
     cells = [cell for group in plan for cell in group]
     assert len(cells) == len(set(cells)) == 6 * 2 * 4 + 4 * 4
     assert {cell.row for cell in cells[:16]} == {"offset", "psi zero"}  # the primary comparisons come first
-    assert {(cell.task, cell.row) for cell in cells[16:32]} == {
-        (task, row) for task in decisive_table.TASKS for row in ("psi normal", "psi + losses")
-    }
+    assert {cell.projections for cell in cells[-16:]} == {"trained"}
+    other = [cell for group in decisive.make_plan(7_000, "trained") for cell in group]
+    assert set(other) == set(cells)
+    assert {cell.projections for cell in other[:16]} == {"trained"}
+    assert {cell.temperature for cell in other[16:40]} == {0.05}
 
 
 # --- the chain ---------------------------------------------------------------------------------------------
@@ -282,11 +292,11 @@ def test_the_whole_chain_on_few_pictures(tmp_path):
 
 
 def test_what_is_there_is_not_run_again_and_time_that_is_over_is_told(tasks, tmp_path, capsys):
-    plan = [group for group in decisive.make_plan(8) if group[0].task == "B"][:2]
-    small = {name: task for name, task in tasks.items() if name == "B"}
+    rows = ("offset", "psi zero")
+    plan = [(decisive_table.Cell("B", row, 0.05, "frozen", 8),) for row in rows]
 
     def lines(cells, minutes):
-        decisive.run_psi(tmp_path, small, SCALE, minutes=minutes, compiled=False, plan=cells)
+        decisive.run_psi(tmp_path, tasks, SCALE, minutes=minutes, compiled=False, plan=cells)
         return capsys.readouterr().out.splitlines()
 
     assert [line.split(":")[0] for line in lines(plan[:1], 1e6)] == ["[1/1] B/offset/0.05/frozen/8"]
@@ -294,6 +304,16 @@ def test_what_is_there_is_not_run_again_and_time_that_is_over_is_told(tasks, tmp
     assert lines(plan, 0) == ["not run: B/psi zero/0.05/frozen/8 (the 0 minutes are over)"]
     assert [line.split(":")[0] for line in lines(plan, 1e6)] == ["[1/1] B/psi zero/0.05/frozen/8"]
     assert (tmp_path / "cells" / "B_offset_0.05_frozen_8.npz").read_bytes() == before
+    assert json.loads((tmp_path / "batch.json").read_text())["batch_size"] == 8  # one size: no trial
+
+    def collected():
+        decisive.collect(tmp_path, SCALE)
+        return set(decisive_table.Results(tmp_path / "ranks.npz").arrays)
+
+    assert "B/psi zero/0.05/frozen/4/text_to_video" in collected()
+    (tmp_path / "cells" / "B_psi-zero_0.05_frozen_8.npz").unlink()  # cut off before its end
+    assert "B/psi zero/0.05/frozen/4/text_to_video" in collected()
+    assert lines(plan, 1e6)[-1].startswith("[1/1] B/psi zero/0.05/frozen/8")
 
 
 def test_a_mistake_is_told_without_a_traceback(tmp_path):
