@@ -1,13 +1,13 @@
 """Everything about exact search that only a GPU can tell, in one run of less than four minutes.
 
-    PYTHONPATH=src python experiments/gpu_exact.py [SECONDS [SHRINK]]
+    PYTHONPATH=src python experiments/gpu_exact.py [SECONDS [SHRINK]] [--out FILE]
 
-Prints a JSON line for each result as soon as it is there, small sizes first: scores in one kernel beside the
-bare matrix product; 100,000 and a million videos in the GPU's memory beside the bare reading of their bytes,
-which kernel takes how long, lists compared with float64 of every pair; a library on the GPU, where a store is
-installed. Every part has its own time. What fails or is late is a line with its error, and the next one
-follows. Kernels are compiled before, a process for each. SHRINK divides all sizes: with 20,000 and
-TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is lent.
+Prints a JSON line for each result as soon as it is there, and writes all of them to FILE: scores in one
+kernel beside the bare matrix product; a million videos and 100,000 in the GPU's memory beside the bare
+reading of their bytes, which kernel takes how long, lists compared with float64 of every pair; a library on
+the GPU, where a store is installed. Every part has its own time. What fails or is late is a line with its
+error, and the next one follows. Kernels are compiled before, a process for each. SHRINK divides all sizes:
+with 20,000 and TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is lent.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,15 +35,17 @@ from gare.interaction import GapAware, GapAwareConfig, bounds_cuda, gap_aware_cu
 from gare.types import TextFeatures, VideoFeatures
 
 STARTED = time.perf_counter()
+OUT = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
+LINES: list[dict[str, Any]] = []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def say(name: str, **values: Any) -> None:
     """One line of results."""
-    print(
-        json.dumps({"part": name, "at_s": round(time.perf_counter() - STARTED, 1)} | values, default=str),
-        flush=True,
-    )
+    LINES.append({"part": name, "at_s": round(time.perf_counter() - STARTED, 1)} | values)
+    print(json.dumps(LINES[-1], default=str), flush=True)
+    if OUT is not None:
+        OUT.write_text(json.dumps({"command": " ".join(sys.argv), "lines": LINES}, indent=1, default=str))
 
 
 def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
@@ -96,6 +99,17 @@ def wall_ms(function: Callable[[], object], repeats: int = 30) -> float:
     return statistics.median(times)
 
 
+def host_us(function: Callable[[], object], repeats: int = 20) -> float:
+    """Microseconds that a call keeps the host, the device behind it still at work."""
+    wait_for(DEVICE)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    passed = time.perf_counter() - begin
+    wait_for(DEVICE)
+    return 1e6 * passed / repeats
+
+
 # --- scores -------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +134,7 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
     rows_ND, text_DT = random(36 * num_videos, 512), text.text_TD.mT.contiguous()
     floor_ms = event_ms(lambda: rows_ND @ text_DT)
     kernel = gap_aware_cuda._score_kernel
+    alone = kernel_ms(lambda: exact.score(text, cards)) if DEVICE.type == "cuda" else {}
     return {
         "texts": num_texts,
         "videos": num_videos,
@@ -128,6 +143,8 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
         "device_ms": event_ms(lambda: exact.score(text, cards)),
         "floor_ms": floor_ms,
         "largest_error": error,
+        "host_us": host_us(lambda: exact.score(text, cards)),
+        "kernels_ms": alone.get("kernels_ms"),
         "shape": str(getattr(kernel, "best_config", "")),
         "shapes_ms": {str(config): ms[0] for config, ms in getattr(kernel, "configs_timings", {}).items()},
     }
@@ -171,11 +188,11 @@ def kernel_ms(function: Callable[[], object]) -> dict[str, Any]:
         torch.cuda.synchronize()
     times = {event.key[:80]: event.self_device_time_total / 1000 for event in found.key_averages()}
     longest = sorted(times, key=times.__getitem__, reverse=True)[:12]
-    kernel = bounds_cuda._product_kernel
+    shapes = {"first": bounds_cuda._first_kernel, "product": bounds_cuda._product_kernel}
     return {
         "total_ms": sum(times.values()),
         "kernels_ms": {name: times[name] for name in longest},
-        "product_shape": str(getattr(kernel, "best_config", "")),
+        "shapes": {name: str(getattr(kernel, "best_config", "")) for name, kernel in shapes.items()},
     }
 
 
@@ -215,8 +232,14 @@ def compile_kernel(name: str) -> None:
     if kind == "resident":
         made = ResidentRun(ResidentCase(2048, 16, 100, wide_keys=rest[0] == "wide"), DEVICE)
         made.fill()
-        for shape in bounds_cuda.PRODUCT_CONFIGS:  # one by one: who searches later times them in peace
-            bounds_cuda._product_kernel.configs = [shape]
+        # One by one: who searches later times them in peace.
+        for number in range(4):
+            for kernel, shapes in (
+                (bounds_cuda._product_kernel, bounds_cuda.PRODUCT_CONFIGS),
+                (bounds_cuda._first_kernel, bounds_cuda.FIRST_CONFIGS),
+            ):
+                kernel.configs = [shapes[number % len(shapes)]]
+                kernel.cache.clear()
             made.search()
         return
     kernel = gap_aware_cuda._score_kernel
@@ -256,21 +279,21 @@ def main(seconds: float, shrink: int) -> None:
     half = torch.bfloat16
     few, many = max(2, 1000 // shrink), max(2, 10_000 // shrink)
     running = start_compiling() if DEVICE.type == "cuda" else {}
+    smaller = ResidentCase(100_000 // shrink, 16, 100)
+    million = replace(smaller, num_items=1_000_000 // shrink)
     run("compile", lambda: wait_for_kernels(running, "scores", 45), left())
     run("scores", lambda: scores(few, few, half), min(25, left()))
     run("scores", lambda: scores(few, many, half), min(25, left()))
     run("scores", lambda: scores(1, many, half), min(25, left()))
     run("compile", lambda: wait_for_kernels(running, "resident", min(45, left() / 2)), left())
-    smaller = ResidentCase(100_000 // shrink, 16, 100)
-    million = replace(smaller, num_items=1_000_000 // shrink)
-    resident("100,000", smaller, 16, left)
-    resident("100,000, weights × 10", replace(smaller, scale=10), 16, left)
-    run("library", lambda: on_library(20_000 // shrink), min(40, left()))
     resident("1,000,000", million, 2, left)
+    resident("100,000, weights × 10", replace(smaller, scale=10), 16, left)
     resident("1,000,000, keys of one byte", replace(million, wide_keys=False), 0, left)
     for scale in (1, 10):  # the lists of many texts
         asked = replace(smaller, num_texts=few, top=10, scale=scale)
         resident(f"100,000 for {few:,} texts, weights × {scale}", asked, few, left)
+    resident("100,000", smaller, 16, left)
+    run("library", lambda: on_library(20_000 // shrink), min(40, left()))
     if DEVICE.type == "cuda":
         resident("1,000,000, frames in main memory", replace(million, host_frames=True), 0, left)
     run("scores", lambda: scores(few, few, torch.float32), left())
@@ -282,5 +305,5 @@ if __name__ == "__main__":
     if "--compile" in sys.argv:
         compile_kernel(sys.argv[-1])
     else:
-        numbers = [float(argument) for argument in sys.argv[1:]] + [230, 1][len(sys.argv) - 1 :]
-        main(numbers[0], int(numbers[1]))
+        words = sys.argv[1 : sys.argv.index("--out")] if "--out" in sys.argv else sys.argv[1:]
+        main(float(words[0]) if words else 230.0, int(words[1]) if len(words) > 1 else 1)

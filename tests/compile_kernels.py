@@ -42,6 +42,7 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
     ).stderr
     return {
         "lines": ptx.count("\n"),
+        "registers": int(re.search(r"Used (\d+) registers", told)[1]),
         "spilled": int(re.search(r"(\d+) bytes spill stores", told)[1]),
         "copies": ptx.count("cp.async.cg"),
         "stores": sorted(set(re.findall(r"st\.global[.a-z0-9]*", ptx))),
@@ -51,7 +52,7 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
 def product(shape: Any, *, wide_keys: bool) -> dict:
     """The product kernel in one of its shapes."""
     pointers = dict.fromkeys(["text_ptr", "high_ptr", "low_ptr"], "*i8")
-    types = {**pointers, "product_ptr": "*fp32", "num_texts": "i32", "num_videos": "i32"}
+    types = {**pointers, "rows_ptr": "*i64", "product_ptr": "*fp32", "num_texts": "i32", "num_videos": "i32"}
     constants = {
         "DIM": DIM,
         "ATOMS": FRAMES,
@@ -86,6 +87,27 @@ def bounds(*, corrects_text: bool, pool_mean: bool) -> dict:
     return compile_kernel(bounds_cuda._bounds_kernel, types, constants, num_warps=8, num_stages=1)
 
 
+def first(shape: Any) -> dict:
+    """The kernel of the first rung in one of its shapes."""
+    types = dict.fromkeys(["text_ptr", "high_ptr"], "*i8")
+    types |= dict.fromkeys(["text_numbers_ptr", "numbers_ptr", "upper_ptr", "best_ptr"], "*fp32")
+    types |= {"here_ptr": "*i1", "place_ptr": "*i32", "inverse_temperature": "fp32"}
+    types |= dict.fromkeys(["num_texts", "num_videos", "num_groups", "upper_size", "row_size"], "i32")
+    constants = {
+        "DIM": DIM,
+        "ATOMS": FRAMES,
+        "CORRECTS_TEXT": True,
+        "POOL_MEAN": False,
+        "ROWS": NUM_ROWS,
+        "ROUND": ROUND,
+        "TEXTS": bounds_cuda._TEXTS,
+        "VIDEOS": bounds_cuda.GROUP,
+        **shape.kwargs,
+    }
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    return compile_kernel(bounds_cuda._first_kernel.fn, types, constants, **options)
+
+
 def num_shapes(width: int) -> int:
     """How many shapes the autotuner times for videos of so many columns, asked as it asks."""
     bounds_cuda._product_kernel.nargs = {}
@@ -94,6 +116,7 @@ def num_shapes(width: int) -> int:
 
 if __name__ == "__main__":
     found = {
+        "first": [first(shape) for shape in bounds_cuda.FIRST_CONFIGS],
         "product": [product(shape, wide_keys=True) for shape in bounds_cuda.PRODUCT_CONFIGS],
         "product of bytes": [product(bounds_cuda.PRODUCT_CONFIGS[0], wide_keys=False)],
         "bounds": [bounds(corrects_text=True, pool_mean=False)],

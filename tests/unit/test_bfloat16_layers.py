@@ -80,12 +80,27 @@ def test_kernels_of_a_gpu_give_these_vectors(kind, wanted, monkeypatch):
 
     monkeypatch.setattr(bfloat16_layers, "short_attention", attend)
     monkeypatch.setattr(bfloat16_layers, "_has_kernel", lambda states: not seen.append("norm"))
-    monkeypatch.setattr(bfloat16_layers, "is_short", lambda query, key: not seen.append("attention"))
+
+    def is_short(query, key):
+        return query.shape == key.shape and not seen.append("attention")
+
+    monkeypatch.setattr(bfloat16_layers, "is_short", is_short)
     by_kernels = model.encoder.encode_frames(frames())
-    assert seen == 3 * ["norm", "attention", "norm"]
+    # The last layer of CLIP has one query.
+    last = ["norm", "norm"] if kind == "clip" else ["norm", "attention", "norm"]
+    assert seen == 2 * ["norm", "attention", "norm"] + last
     assert F.cosine_similarity(by_kernels, plain).min() > 1 - 1e-4
     exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
     assert F.cosine_similarity(by_kernels, exact).min() > 1 - 1e-4
+
+
+@torch.no_grad()
+def test_from_bytes_to_features_as_on_a_gpu(wanted):
+    model = make_model("clip")
+    encoder = model.encoder
+    exact = encoder.image_features(encoder.image_format.normalise(frames()))
+    assert bfloat16_layers.prepare(encoder.vision)
+    assert F.cosine_similarity(encoder._encode_bytes(frames()), exact).min() > 1 - 1e-4
 
 
 @pytest.mark.parametrize("width", [64, 100])

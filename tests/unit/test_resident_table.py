@@ -43,6 +43,15 @@ def videos_near_texts(generator, config, *, num_texts=5, num_videos=40, num_fram
     return text, video, interaction
 
 
+def rules_of(interaction):
+    config = interaction.config
+    return bounds_cuda.Rules(
+        corrects_text=config.corrected_side == "text",
+        sign=interaction.bound_rules.sign,
+        temperature=None if config.pooling == "mean" else config.pooling_temperature,
+    )
+
+
 def true_lists(interaction, text, video, top):
     scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
     return scores_TV.sort(dim=1, descending=True, stable=True).indices[:, :top].tolist()
@@ -60,13 +69,22 @@ def test_no_score_leaves_its_bounds(config, scale, wide_keys):
     lower_TV, upper_TV = bounds_cuda.bounds_of(
         TextPlanes.round(text.text_TD),
         cards,
-        corrects_text=config.corrected_side == "text",
-        sign=interaction.bound_rules.sign,
-        temperature=None if config.pooling == "mean" else config.pooling_temperature,
+        rules_of(interaction),
     )
     scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
     assert (lower_TV <= scores_TV).all()
     assert (scores_TV <= upper_TV).all()
+
+    # The rung before it, two videos of which are gone.
+    is_here_V, first_TV = torch.ones(9, dtype=torch.bool), torch.empty(5, 9)
+    is_here_V[[2, 7]] = False
+    best_TG, place_TG = bounds_cuda.first_bounds(
+        TextPlanes.round(text.text_TD), cards, is_here_V, first_TV, rules_of(interaction)
+    )
+    assert (scores_TV <= first_TV)[:, is_here_V].all()
+    assert (first_TV[:, ~is_here_V] == -torch.inf).all()
+    assert torch.equal(best_TG, first_TV.amax(dim=1, keepdim=True))
+    assert torch.equal(place_TG[:, 0].long(), first_TV.argmax(dim=1))
 
 
 @torch.no_grad()
@@ -75,8 +93,11 @@ def test_bounds_are_nearly_as_narrow_as_in_float64():
     text, video, interaction = videos_near_texts(generator, GapAwareConfig())
     cards = make_resident(interaction.bound_rules, video, wide_keys=True)
     planes = TextPlanes.round(text.text_TD)
-    lower_TV, upper_TV = bounds_cuda.bounds_of(planes, cards, corrects_text=True, sign=1, temperature=None)
+    lower_TV, upper_TV = bounds_cuda.bounds_of(planes, cards, rules_of(interaction))
+    first_TV = torch.empty_like(upper_TV)
+    bounds_cuda.first_bounds(planes, cards, torch.ones(40, dtype=torch.bool), first_TV, rules_of(interaction))
     balls = interaction.bound_cards(video, torch.float64)
+    assert (first_TV - interaction.bounds(text, balls).upper_TV).max() < 1e-3
     keys = interaction.key_cards(video, balls, torch.int16)
     exact = interaction.key_bounds(text, balls, keys)
     assert (upper_TV - lower_TV).mean() < 1.2 * (exact.upper_TV - exact.lower_TV).mean() + 1e-3
@@ -218,8 +239,12 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
     done = subprocess.run([sys.executable, driver], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found["product"]) == 7
-    assert found["shapes"] == {"16": 7, "64": 7, "128": 6}
+    assert len(found["first"]) == 4
+    for one in found["first"]:
+        assert one["spilled"] == 0
+        assert one["copies"]
+    assert len(found["product"]) == 4
+    assert found["shapes"] == {"16": 4, "64": 4, "128": 3}
     for one in found["product"] + found["product of bytes"]:
         assert one["lines"] < 4000
         assert one["spilled"] == 0

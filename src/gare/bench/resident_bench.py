@@ -45,10 +45,14 @@ class ResidentTimes:
 
     search_ms: float
     """Texts to proven lists."""
+    first_ms: float
+    """Of these, the first rung of all cards."""
     bounds_ms: float
-    """Of these, the first pass over all cards."""
+    """Not part of a search: the second rung of all cards."""
     read_ms: float
-    """The floor: the bytes of the cards read once."""
+    """The bytes of the cards read once: the floor of the second rung."""
+    first_read_ms: float
+    """The bytes that the first rung needs, read once: its floor."""
     scored: float
     """Items scored in float64 for a list, on average."""
     scored_share: float
@@ -141,8 +145,10 @@ class ResidentRun:
         scored = sum(one.num_scored for one in found) / len(found)
         return ResidentTimes(
             search_ms=median_ms(self.search, self.device),
+            first_ms=median_ms(lambda: self._table.first_rung(self.text, self.case.top), self.device),
             bounds_ms=median_ms(lambda: self._table.bounds(self.text), self.device),
             read_ms=_read_ms(self.table_bytes, self.device),
+            first_read_ms=_read_ms(self.case.num_items * 4 * self.case.dim, self.device),
             scored=scored,
             scored_share=scored / self.case.num_items,
         )

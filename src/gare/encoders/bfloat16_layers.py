@@ -14,7 +14,7 @@ Shapes: N images, P places, E width, H heads.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -107,19 +107,36 @@ class _Bfloat16Layer(nn.Module):
         mask = [each for each in (*more, named.get("attention_mask")) if each is not None]
         if not is_on() or mask or hidden_states.dtype != torch.float32:
             return super().forward(hidden_states, *more, **named)
-        return self._forward(hidden_states, _weights(self))
+        states_NPE, branch_NPE = self.advance(hidden_states, None)
+        return states_NPE + branch_NPE
 
-    def _forward(self, states_NPE: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        heads = self.self_attn.num_heads
-        _, normed_NPE = _add_norm(states_NPE, None, self.layer_norm1)
-        both = F.linear(normed_NPE, weights["qkv"], weights["qkv_bias"])
-        query, key, value = both.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [N, H, P, E / H]
+    def advance(self, states_NPE: Tensor, branch_NPE: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The layer after `states_NPE + branch_NPE`; its result is such a sum again."""
+        heads, weights = self.self_attn.num_heads, _weights(self)
+        states_NPE, normed_NPE = _add_norm(states_NPE, branch_NPE, self.layer_norm1)
+        if getattr(self, "GIVES_FIRST_PLACE", False):
+            states_NPE, width = states_NPE[:, :1], normed_NPE.shape[-1]
+            query = F.linear(normed_NPE[:, :1], weights["qkv"][:width], weights["qkv_bias"][:width])
+            both = F.linear(normed_NPE, weights["qkv"][width:], weights["qkv_bias"][width:])
+            query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+            key, value = both.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+        else:
+            both = F.linear(normed_NPE, weights["qkv"], weights["qkv_bias"])
+            query, key, value = both.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [N, H, P, E / H]
         attended_NPE = _attend(query, key, value).flatten(2)
         branch_NPE = F.linear(attended_NPE, weights["out"], weights["out_bias"])
         states_NPE, normed_NPE = _add_norm(states_NPE, branch_NPE, self.layer_norm2)
         hidden = F.linear(normed_NPE, weights["fc1"], weights["fc1_bias"])
         hidden = F.silu(hidden, inplace=True) if _is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
-        return states_NPE + F.linear(hidden, weights["fc2"], weights["fc2_bias"])
+        return states_NPE, F.linear(hidden, weights["fc2"], weights["fc2_bias"])
+
+
+def run_layers(layers: Iterable[Any], states_NPE: Tensor) -> Tensor:
+    """Layers that were prepared, one after the other: each sum is made by the norm that reads it."""
+    branch_NPE = None
+    for layer in layers:
+        states_NPE, branch_NPE = layer.advance(states_NPE, branch_NPE)
+    return states_NPE if branch_NPE is None else states_NPE + branch_NPE
 
 
 def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gare.encoders import clip_tokenizer
-from gare.encoders.bfloat16_layers import is_on
+from gare.encoders.bfloat16_layers import is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.short_attention import use_short_attention
 from gare.errors import CheckpointError, ConfigError
@@ -66,6 +66,7 @@ class ClipEncoder(Encoder):
             self.image_projection: nn.Module = towers.visual_projection
             self.text_projection: nn.Module = towers.text_projection
             self.dim = towers.config.projection_dim
+            FirstPlaceLayer.make(self.vision.encoder.layers[-1])
         else:  # SigLIP projects inside its towers
             self.image_projection = self.text_projection = nn.Identity()
             self.dim = towers.config.vision_config.hidden_size
@@ -112,6 +113,23 @@ class ClipEncoder(Encoder):
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
         features_NE: Tensor = self.vision(pixel_values=pixels_NCHW).pooler_output
+        return features_NE
+
+    def encode_frames(self, bytes_NCHW: Tensor) -> Tensor:
+        if not (bytes_NCHW.is_cuda and bytes_NCHW.dtype == torch.uint8 and self.kind == "clip"):
+            return super().encode_frames(bytes_NCHW)
+        if torch.is_grad_enabled() or not self._has_fast_tower(bytes_NCHW.device):
+            return super().encode_frames(bytes_NCHW)
+        return self._encode_bytes(bytes_NCHW)
+
+    def _encode_bytes(self, bytes_NCHW: Tensor) -> Tensor:
+        """The tower in bfloat16, from bytes to features: what is between its layers is read once."""
+        tower, embeddings = self.vision, self.vision.embeddings
+        patches_NPE = embeddings.patch_embedding.embed_bytes(bytes_NCHW, self.image_format)
+        first_N1E = embeddings.class_embedding.expand(len(patches_NPE), 1, -1)
+        states_NPE = torch.cat([first_N1E, patches_NPE], dim=1) + embeddings.position_embedding.weight
+        states_NPE = run_layers(tower.encoder.layers, tower.pre_layrnorm(states_NPE))
+        features_NE: Tensor = tower.post_layernorm(states_NPE[:, 0])
         return features_NE
 
     def project_images(self, features_NE: Tensor) -> Tensor:
@@ -186,12 +204,33 @@ class PatchEmbedding(nn.Conv2d):
         assert isinstance(convolution, cls)
         return convolution
 
-    def forward(self, pixels_NCHW: Tensor) -> Tensor:
+    def embed_bytes(self, bytes_NCHW: Tensor, image_format: ImageFormat) -> Tensor:
+        """The embedding of normalised pixels [N, P, E] in float32, from products of bytes in bfloat16.
+
+        A byte less 128 is a bfloat16 without rounding, and normalising is part of the weights.
+        """
+        std_C11 = torch.tensor(image_format.std, device=bytes_NCHW.device).view(-1, 1, 1)
+        mean_C11 = torch.tensor(image_format.mean, device=bytes_NCHW.device).view(-1, 1, 1)
+        weight = (self.weight / (255 * std_C11)).flatten(1).bfloat16()
+        moved_E = (self.weight * ((128 / 255 - mean_C11) / std_C11)).flatten(1).sum(dim=1)
+        moved_E = moved_E if self.bias is None else moved_E + self.bias
+        patches = self._patches(bytes_NCHW)
+        patches_NPX = torch.empty(patches.shape, dtype=torch.bfloat16, device=bytes_NCHW.device)
+        patches_NPX = patches_NPX.copy_(patches).sub_(128).flatten(3).flatten(1, 2)
+        embedded_NPE: Tensor = nn.functional.linear(patches_NPX, weight) + moved_E
+        return embedded_NPE
+
+    def _patches(self, pixels_NCHW: Tensor) -> Tensor:
+        """[N, rows, columns, C, height, width]"""
         height, width = self.kernel_size
         rows, columns = pixels_NCHW.shape[2] // height, pixels_NCHW.shape[3] // width
         patches = pixels_NCHW[:, :, : rows * height, : columns * width]
         patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [N, rows, columns, C × height × width]
+        ordered: Tensor = patches.permute(0, 2, 4, 1, 3, 5)
+        return ordered
+
+    def forward(self, pixels_NCHW: Tensor) -> Tensor:
+        patches = self._patches(pixels_NCHW).flatten(3)
         weight, bias = self.weight.flatten(1), self.bias
         if not (pixels_NCHW.is_cuda and is_on()):
             return nn.functional.linear(patches, weight, bias).permute(0, 3, 1, 2)
@@ -199,6 +238,41 @@ class PatchEmbedding(nn.Conv2d):
         bias = None if bias is None else bias.bfloat16()
         embedded = nn.functional.linear(patches.bfloat16(), weight.bfloat16(), bias)
         return embedded.to(pixels_NCHW.dtype).permute(0, 3, 1, 2)
+
+
+class FirstPlaceLayer(nn.Module):
+    """What is put before the class of a tower's last layer: a picture's vector is that of its first place, so
+    no other is computed. The layer gives [N, 1, E]; the keys and values of all places are part of it.
+    """
+
+    GIVES_FIRST_PLACE = True
+    layer_norm1: nn.LayerNorm
+    layer_norm2: nn.LayerNorm
+    self_attn: Any
+    mlp: Any
+
+    @staticmethod
+    def make(layer: nn.Module) -> None:
+        """Make a layer such a one; its parameters and their names stay as they are."""
+        kind = type(layer)
+        layer.__class__ = type(f"FirstPlace{kind.__name__}", (FirstPlaceLayer, kind), {})
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        attention, normed_NPE = self.self_attn, self.layer_norm1(hidden_states)
+
+        def heads_of(x_NPE: Tensor) -> Tensor:
+            x_NHPE: Tensor = x_NPE.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            return x_NHPE
+
+        attended_NH1E = nn.functional.scaled_dot_product_attention(
+            heads_of(attention.q_proj(normed_NPE[:, :1])),
+            heads_of(attention.k_proj(normed_NPE)),
+            heads_of(attention.v_proj(normed_NPE)),
+            dropout_p=attention.dropout if self.training else 0.0,
+        )
+        states_N1E = hidden_states[:, :1] + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
+        features_N1E: Tensor = states_N1E + self.mlp(self.layer_norm2(states_N1E))
+        return features_N1E
 
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}

@@ -1,9 +1,10 @@
-"""The first pass of exact search on a GPU (Triton): the most that a video can score, at the speed of memory.
+"""Bounds of scores on a GPU (Triton), in two rungs: by ball and slabs for every video, by keys for some.
 
-Two kernels. The first multiplies texts with the bytes of the cards and is done when they are read. The second
-turns the few products of a pair into bounds. The names are those of `increment_keys.py`, which is the
-reference in float64; `resident_cards.py` says what differs. Every `ROUND` stands for what float32 may lose
-there.
+The first rung is one kernel: it reads two vectors of a video and a few numbers, and writes the most that a
+pair can score. The second has three: numbers of the picked videos are put side by side, texts are multiplied
+with their keys, and products become bounds. The names are those of `increment_ball.py` and
+`increment_keys.py`, which are the reference in float64; `resident_cards.py` says what differs. Every `ROUND`
+stands for what float32 may lose there.
 
 Imports Triton, so others import this file only when it can run. Shapes: T texts, V videos, S rows of a card,
 A atoms, D embedding.
@@ -12,6 +13,7 @@ A atoms, D embedding.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,31 +33,92 @@ from gare.interaction.resident_cards import (
 
 _TEXTS = 16  # the fewest rows that tensor cores multiply
 _VIDEOS = 32  # side by side in the kernel of the bounds: a line of memory
+GROUP = 64
+"""Videos of one program of the first pass, which says which of them can score most."""
 
 
-def bounds_of(
-    text: TextPlanes, cards: ResidentCards, *, corrects_text: bool, sign: int, temperature: float | None
+@dataclass(frozen=True)
+class Rules:
+    """What all pairs have in common: how the interaction pools, and what it corrects."""
+
+    corrects_text: bool
+    sign: int
+    temperature: float | None
+    """Of the text-conditioned pooling; None for the mean of the frames."""
+
+    @property
+    def inverse_temperature(self) -> float:
+        return 0.0 if self.temperature is None else 1 / self.temperature
+
+
+def first_bounds(
+    text: TextPlanes, cards: ResidentCards, is_here_V: Tensor, upper_TV: Tensor, rules: Rules
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bounds of all scores, each [T, V] in float32.
+    """Upper bounds of all scores from two products a pair, into `upper_TV`; −∞ for what is not there.
 
-    Args:
-        temperature: of the text-conditioned pooling; None for the mean of the frames.
+    Returns:
+        Of each group of GROUP videos the largest bound, and the place of its video, both [T, groups].
     """
     num_texts, _, dim = text.planes_T2D.shape
     num_videos, num_atoms = len(cards), cards.num_frames * cards.num_heads
+    num_groups = triton.cdiv(num_videos, GROUP)
+    best_TG = torch.empty(num_texts, num_groups, dtype=torch.float32, device=upper_TV.device)
+    place_TG = torch.empty(num_texts, num_groups, dtype=torch.int32, device=upper_TV.device)
+    _first_kernel[(num_groups * triton.cdiv(num_texts, _TEXTS),)](
+        text.planes_T2D,
+        cards.high_VSD,
+        text.numbers_T6,
+        cards.numbers_VK,
+        is_here_V,
+        upper_TV,
+        best_TG,
+        place_TG,
+        num_texts,
+        num_videos,
+        num_groups,
+        upper_TV.stride(0),
+        cards.numbers_VK.stride(0),
+        rules.inverse_temperature,
+        DIM=dim,
+        ATOMS=num_atoms,
+        CORRECTS_TEXT=rules.corrects_text,
+        POOL_MEAN=rules.temperature is None,
+        ROWS=NUM_ROWS,
+        ROUND=ROUND,
+        TEXTS=_TEXTS,
+        VIDEOS=GROUP,
+    )
+    return best_TG, place_TG
+
+
+def bounds_of(
+    text: TextPlanes, cards: ResidentCards, rules: Rules, rows_U: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds of the scores of some videos, or of all, by their keys; each [T, U], float32."""
+    num_texts, _, dim = text.planes_T2D.shape
+    if rows_U is None:
+        rows_U = torch.arange(len(cards), device=text.planes_T2D.device)
+    num_asked = len(rows_U)
+    # Kernels are compiled for whole lines: a few videos more, which are left out in the end.
+    rows_U = torch.nn.functional.pad(rows_U, (0, -num_asked % _VIDEOS))
+    num_videos, num_atoms = len(rows_U), cards.num_frames * cards.num_heads
     options: dict[str, Any] = {"dtype": torch.float32, "device": text.planes_T2D.device}
-    product_STV = torch.empty(num_atoms + EXTRA_ROWS, num_texts, num_videos, **options)
-    lower_TV, upper_TV = (torch.empty(num_texts, num_videos, **options) for _ in range(2))
-    numbers_KV = cards.numbers_VK.mT
-    if numbers_KV.stride(1) != 1:
-        numbers_KV = numbers_KV.contiguous()
+    product_STU = torch.empty(num_atoms + EXTRA_ROWS, num_texts, num_videos, **options)
+    lower_TU, upper_TU = (torch.empty(num_texts, num_videos, **options) for _ in range(2))
+    num_numbers = cards.numbers_VK.shape[1]
+    numbers_KU = torch.empty(num_numbers, num_videos, **options)
+    _column_kernel[(num_videos // _VIDEOS, triton.cdiv(num_numbers, 64))](
+        cards.numbers_VK, rows_U, numbers_KU, num_videos, num_numbers, cards.numbers_VK.stride(0),
+        VIDEOS=_VIDEOS, NUMBERS=64,
+    )  # fmt: skip
     text_blocks = triton.cdiv(num_texts, _TEXTS)
     width = max(16, triton.next_power_of_2(num_atoms + EXTRA_ROWS))
     _product_kernel[lambda meta: (triton.cdiv(num_videos, meta["COLUMNS"] // width) * text_blocks,)](
         text.planes_T2D,
         cards.high_VSD,
         cards.high_VSD if cards.low_VAD is None else cards.low_VAD,
-        product_STV,
+        rows_U,
+        product_STU,
         num_texts,
         num_videos,
         DIM=dim,
@@ -65,22 +128,22 @@ def bounds_of(
         TEXTS=_TEXTS,
     )
     _bounds_kernel[(triton.cdiv(num_videos, _VIDEOS) * text_blocks,)](
-        product_STV,
+        product_STU,
         text.numbers_T6,
-        numbers_KV,
+        numbers_KU,
         cards.shared_K,
-        lower_TV,
-        upper_TV,
+        lower_TU,
+        upper_TU,
         num_texts,
         num_videos,
-        numbers_KV.stride(0),
-        0.0 if temperature is None else 1 / temperature,
+        num_videos,
+        rules.inverse_temperature,
         DIM=dim,
         FRAMES=cards.num_frames,
         HEADS=cards.num_heads,
-        SIGN=float(sign),
-        CORRECTS_TEXT=corrects_text,
-        POOL_MEAN=temperature is None,
+        SIGN=float(rules.sign),
+        CORRECTS_TEXT=rules.corrects_text,
+        POOL_MEAN=rules.temperature is None,
         ROWS=NUM_ROWS,
         NUMBERS=NUM_NUMBERS,
         ROUND=ROUND * max(1, num_atoms / 16),  # a sum in float32 loses more, the longer it is
@@ -90,7 +153,7 @@ def bounds_of(
         num_warps=8,
         num_stages=1,
     )
-    return lower_TV, upper_TV
+    return lower_TU[:, :num_asked], upper_TU[:, :num_asked]
 
 
 def gather_rows(table_VN: Tensor, rows: Tensor) -> Tensor:
@@ -100,6 +163,19 @@ def gather_rows(table_VN: Tensor, rows: Tensor) -> Tensor:
     if len(rows):
         _gather_kernel[(len(rows),)](table_VN, rows, found, size, STEP=2048)
     return found
+
+
+@triton.jit
+def _column_kernel(
+    table_ptr, rows_ptr, found_ptr, num_rows, size, row_size, VIDEOS: tl.constexpr, NUMBERS: tl.constexpr
+):  # fmt: skip
+    """Numbers of picked videos, with their videos side by side."""
+    v = tl.program_id(0) * VIDEOS + tl.arange(0, VIDEOS)
+    k = tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    row = tl.load(rows_ptr + v).to(tl.int64)
+    value = tl.load(table_ptr + row[:, None] * row_size + k[None, :], mask=(k < size)[None, :], other=0.0)
+    place = k.to(tl.int64)[:, None] * num_rows + v[None, :]
+    tl.store(found_ptr + place, tl.trans(value), mask=(k < size)[:, None])
 
 
 @triton.jit
@@ -122,16 +198,7 @@ def _configs(names: tuple[str, ...], shapes: list[tuple[int, ...]]) -> list[trit
 
 
 PRODUCT_CONFIGS = _configs(
-    ("COLUMNS", "STEP"),
-    [
-        (128, 128, 4, 3),
-        (128, 128, 4, 4),
-        (128, 256, 4, 2),
-        (128, 256, 4, 3),
-        (64, 256, 4, 3),
-        (128, 64, 4, 5),
-        (256, 128, 8, 3),
-    ],
+    ("COLUMNS", "STEP"), [(128, 256, 4, 2), (128, 128, 4, 3), (64, 256, 4, 3), (256, 128, 8, 3)]
 )
 
 
@@ -148,11 +215,11 @@ def _holding_a_video(configs: list[triton.Config], _: Any, **named: Any) -> list
 )
 @triton.jit(do_not_specialize=["num_texts"])  # one text is compiled as many are
 def _product_kernel(
-    text_ptr, high_ptr, low_ptr, product_ptr, num_texts, num_videos, DIM: tl.constexpr, ATOMS: tl.constexpr,
-    WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr, COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    text_ptr, high_ptr, low_ptr, rows_ptr, product_ptr, num_texts, num_videos, DIM: tl.constexpr,
+    ATOMS: tl.constexpr, WIDTH: tl.constexpr, WIDE_KEYS: tl.constexpr, TEXTS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Texts are rows; keys and the two vectors of a video are columns. Sums of products are exact."""
+    """Texts are rows; keys and the two vectors of a picked video are columns. Sums of products are exact."""
     VIDEOS: tl.constexpr = COLUMNS // WIDTH
     num_blocks = tl.cdiv(num_texts, TEXTS)
     t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
@@ -162,14 +229,15 @@ def _product_kernel(
     place = c // VIDEOS
     in_t, in_v = t < num_texts, video < num_videos
     is_row, is_atom = in_v & (place < ATOMS + 4), in_v & (place < ATOMS)
+    row = tl.load(rows_ptr + video, mask=in_v, other=0).to(tl.int64)
 
     high = tl.zeros([TEXTS, COLUMNS], tl.int32)
     low = tl.zeros([TEXTS, COLUMNS], tl.int32)
     key_high = tl.zeros([TEXTS, COLUMNS], tl.int32)
     key_low = tl.zeros([TEXTS, COLUMNS], tl.int32)
     text_row = text_ptr + t.to(tl.int64)[:, None] * (2 * DIM)
-    card = high_ptr + (video * (ATOMS + 4) + place)[None, :] * DIM
-    card_low = low_ptr + (video * ATOMS + place)[None, :] * DIM
+    card = high_ptr + (row * (ATOMS + 4) + place)[None, :] * DIM
+    card_low = low_ptr + (row * ATOMS + place)[None, :] * DIM
     for first in range(0, DIM, STEP):
         d = first + tl.arange(0, STEP)
         in_text, in_rows, in_keys = in_t[:, None], is_row[None, :], is_atom[None, :]
@@ -395,13 +463,7 @@ def _bounds_kernel(
     text_error = error * (even_length + even_moved) + length * (apart + even_moved)
 
     # How far from the mean frame the text can pool to.
-    pool_radius = _number(number, 8, capacity, in_pair) + 0 * scale
-    if not POOL_MEAN:
-        kappa = 2 * length * pool_radius * inverse_temperature
-        growth = (1 + tl.exp(tl.minimum(kappa, 20.0))) / 2  # at least (e^κ − 1) / κ
-        spread = _number(number, 9, capacity, in_pair) * length * inverse_temperature * growth * (1 + ROUND)
-        reach = tl.where(kappa < 20, spread + _number(number, 10, capacity, in_pair), pool_radius)
-        pool_radius = tl.minimum(pool_radius, reach)
+    pool_radius = _pool_radius(number, capacity, in_pair, length, inverse_temperature, POOL_MEAN, ROUND)
 
     # The cosine of two vectors in balls.
     length_sq = tl.load(text_number + 5, mask=in_pair, other=1.0)
@@ -419,12 +481,40 @@ def _bounds_kernel(
         right_error = 2 * pooled_error + square_error + 4 * ROUND * (mean_sq + 2 * tl.abs(pooled) + even_sq)
         left_radius, right_radius = 0 * scale, radius + pool_radius
     product_error += 4 * ROUND * (length * mean_length + tl.abs(product_mid))
+    lower, upper = _cosine_bounds(
+        product_mid - product_error, product_mid + product_error, left_sq - left_error, left_sq + left_error,
+        right_sq - right_error, right_sq + right_error, left_radius, right_radius, ROUND,
+    )  # fmt: skip
+    tl.store(lower_ptr + pair, lower, mask=in_pair)
+    tl.store(upper_ptr + pair, upper, mask=in_pair)
+
+
+@triton.jit
+def _pool_radius(
+    number, capacity, is_in, length, inverse_temperature, POOL_MEAN: tl.constexpr, ROUND: tl.constexpr
+):  # fmt: skip
+    """How far from the mean frame a text of this length can pool to."""
+    radius = _number(number, 8, capacity, is_in) + 0 * length
+    if not POOL_MEAN:
+        kappa = 2 * length * radius * inverse_temperature
+        growth = (1 + tl.exp(tl.minimum(kappa, 20.0))) / 2  # at least (e^κ − 1) / κ
+        spread = _number(number, 9, capacity, is_in) * length * inverse_temperature * growth * (1 + ROUND)
+        reach = tl.where(kappa < 20, spread + _number(number, 10, capacity, is_in), radius)
+        radius = tl.minimum(radius, reach)
+    return radius
+
+
+@triton.jit
+def _cosine_bounds(
+    least_product, most_product, left_least, left_most, right_least, right_most, left_radius, right_radius,
+    ROUND: tl.constexpr,
+):  # fmt: skip
+    """The cosine of two vectors in balls, from products and squared lengths of the centres."""
     least = 1e-12  # the square of LEAST_LENGTH
-    left_low = tl.sqrt(tl.maximum(left_sq - left_error, least)) * (1 - ROUND)
-    left_high = tl.sqrt(tl.maximum(left_sq + left_error, least)) * (1 + ROUND)
-    right_low = tl.sqrt(tl.maximum(right_sq - right_error, least)) * (1 - ROUND)
-    right_high = tl.sqrt(tl.maximum(right_sq + right_error, least)) * (1 + ROUND)
-    most_product, least_product = product_mid + product_error, product_mid - product_error
+    left_low = tl.sqrt(tl.maximum(left_least, least)) * (1 - ROUND)
+    left_high = tl.sqrt(tl.maximum(left_most, least)) * (1 + ROUND)
+    right_low = tl.sqrt(tl.maximum(right_least, least)) * (1 - ROUND)
+    right_high = tl.sqrt(tl.maximum(right_most, least)) * (1 + ROUND)
     short, long = left_low * right_low, left_high * right_high
     high_cosine = most_product / tl.where(most_product >= 0, short, long)
     low_cosine = least_product / tl.where(least_product >= 0, long, short)
@@ -443,8 +533,127 @@ def _bounds_kernel(
     upper = tl.where(is_safe & (high_cosine < cosine), tl.minimum(upper, 1.0), 1.0)
     lower = tl.where(is_safe & (low_cosine > -cosine), tl.maximum(lower, -1.0), -1.0)
     # What is not a number, after an overflow, is no bound.
-    upper = tl.where(upper == upper, upper, 1.0)
-    lower = tl.where(lower == lower, lower, -1.0)
+    return tl.where(lower == lower, lower, -1.0), tl.where(upper == upper, upper, 1.0)
 
-    tl.store(lower_ptr + pair, lower, mask=in_pair)
-    tl.store(upper_ptr + pair, upper, mask=in_pair)
+
+FIRST_CONFIGS = _configs(("STEP",), [(128, 4, 3), (128, 8, 3), (64, 4, 6), (256, 8, 2)])
+
+
+@triton.autotune(FIRST_CONFIGS, key=["DIM"], cache_results=True)
+@triton.jit(do_not_specialize=["num_texts"])
+def _first_kernel(
+    text_ptr, high_ptr, text_numbers_ptr, numbers_ptr, here_ptr, upper_ptr, best_ptr, place_ptr, num_texts,
+    num_videos, num_groups, upper_size, row_size, inverse_temperature, DIM: tl.constexpr, ATOMS: tl.constexpr,
+    CORRECTS_TEXT: tl.constexpr, POOL_MEAN: tl.constexpr, ROWS: tl.constexpr, ROUND: tl.constexpr,
+    TEXTS: tl.constexpr, VIDEOS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """TEXTS × VIDEOS pairs: two products of words of two bytes, then bounds by ball and by slabs."""
+    num_blocks = tl.cdiv(num_texts, TEXTS)
+    t = (tl.program_id(0) % num_blocks) * TEXTS + tl.arange(0, TEXTS)
+    group = tl.program_id(0) // num_blocks
+    v = group * VIDEOS + tl.arange(0, VIDEOS)
+    in_t, in_v = t < num_texts, v < num_videos
+
+    # High with high bytes, high with low ones and the other way round, low with low: of the mean frame, then
+    # of the increment at even attention.
+    mean_hh = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    mean_hl = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    mean_ll = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    even_hh = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    even_hl = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    even_ll = tl.zeros([TEXTS, VIDEOS], tl.int32)
+    text_row = text_ptr + t.to(tl.int64)[:, None] * (2 * DIM)
+    card = high_ptr + (v.to(tl.int64) * (ATOMS + 4) + ATOMS)[None, :] * DIM
+    for first in range(0, DIM, STEP):
+        d = first + tl.arange(0, STEP)
+        in_text, in_card = in_t[:, None], in_v[None, :]
+        if DIM % STEP != 0:
+            in_text, in_card = in_text & (d < DIM)[None, :], in_card & (d < DIM)[:, None]
+        text_high = tl.load(text_row + d[None, :], mask=in_text, other=0)
+        text_low = tl.load(text_row + DIM + d[None, :], mask=in_text, other=0)
+        mean_high = tl.load(card + d[:, None], mask=in_card, other=0)
+        mean_low = tl.load(card + DIM + d[:, None], mask=in_card, other=0)
+        even_high = tl.load(card + 2 * DIM + d[:, None], mask=in_card, other=0)
+        even_low = tl.load(card + 3 * DIM + d[:, None], mask=in_card, other=0)
+        mean_hh = tl.dot(text_high, mean_high, mean_hh, out_dtype=tl.int32)
+        mean_hl = tl.dot(text_high, mean_low, mean_hl, out_dtype=tl.int32)
+        mean_hl = tl.dot(text_low, mean_high, mean_hl, out_dtype=tl.int32)
+        mean_ll = tl.dot(text_low, mean_low, mean_ll, out_dtype=tl.int32)
+        even_hh = tl.dot(text_high, even_high, even_hh, out_dtype=tl.int32)
+        even_hl = tl.dot(text_high, even_low, even_hl, out_dtype=tl.int32)
+        even_hl = tl.dot(text_low, even_high, even_hl, out_dtype=tl.int32)
+        even_ll = tl.dot(text_low, even_low, even_ll, out_dtype=tl.int32)
+
+    number = numbers_ptr + v.to(tl.int64)[None, :] * row_size + ROWS * ATOMS
+    in_row = in_v[None, :]
+    text_number = text_numbers_ptr + 6 * t[:, None]
+    text_scale = tl.load(text_number, mask=in_t[:, None], other=0.0)
+    length = tl.load(text_number + 1, mask=in_t[:, None], other=1.0)
+    error = tl.load(text_number + 4, mask=in_t[:, None], other=0.0)  # of a product, over a length
+    length_sq = tl.load(text_number + 5, mask=in_t[:, None], other=1.0)
+    text_mean = (mean_hh.to(tl.float32) * 256 + mean_hl.to(tl.float32)) * 256 + mean_ll.to(tl.float32)
+    text_even = (even_hh.to(tl.float32) * 256 + even_hl.to(tl.float32)) * 256 + even_ll.to(tl.float32)
+    text_mean = text_mean * text_scale * _number(number, 0, 1, in_row)
+    text_even = text_even * text_scale * _number(number, 1, 1, in_row)
+    mean_length = _number(number, 7, 1, in_row)
+    even_length = tl.sqrt(_number(number, 12, 1, in_row)) + _number(number, 11, 1, in_row)
+    mean_error = error * mean_length
+    radius = _number(number, 24, 1, in_row)
+    text_error = error * even_length + length * radius
+    along_low, along_high = _number(number, 25, 1, in_row), _number(number, 26, 1, in_row)
+    square_low, square_high = _number(number, 27, 1, in_row), _number(number, 28, 1, in_row)
+    pool_radius = _pool_radius(number, 1, in_row, length, inverse_temperature, POOL_MEAN, ROUND)
+
+    # By slabs: an increment is anywhere between them, its product with the text anywhere in the ball.
+    mean_sq = mean_length * mean_length
+    mean_least, mean_most = mean_sq * (1 - 4 * ROUND), mean_sq * (1 + 4 * ROUND)
+    text_least, text_most = length_sq * (1 - 4 * ROUND), length_sq * (1 + 4 * ROUND)
+    along = tl.maximum(tl.abs(along_low), tl.abs(along_high))
+    none = 0 * pool_radius
+    if CORRECTS_TEXT:
+        slack = 4 * ROUND * (length * mean_length + along) + mean_error
+        left_slack = 4 * ROUND * (length_sq + 2 * tl.abs(text_even) + square_high) + 2 * text_error
+        shifted = length_sq + 2 * text_even
+        _, upper = _cosine_bounds(
+            text_mean + along_low - slack, text_mean + along_high + slack, shifted + square_low - left_slack,
+            shifted + square_high + left_slack, mean_least, mean_most, none, pool_radius, ROUND,
+        )  # fmt: skip
+    else:
+        slack = 4 * ROUND * (length * mean_length + tl.abs(text_even) + text_error) + mean_error + text_error
+        right_slack = 4 * ROUND * (mean_sq + 2 * along + square_high)
+        _, upper = _cosine_bounds(
+            text_mean + text_even - slack, text_mean + text_even + slack, text_least, text_most,
+            mean_sq + 2 * along_low + square_low - right_slack,
+            mean_sq + 2 * along_high + square_high + right_slack, none, pool_radius, ROUND,
+        )  # fmt: skip
+
+    # By the ball around the increment at even attention.
+    even_sq, even_moved = _number(number, 12, 1, in_row), _number(number, 11, 1, in_row)
+    between = _number(number, 19, 1, in_row)
+    text_error = error * even_length + length * even_moved
+    radius = radius + even_moved
+    if CORRECTS_TEXT:
+        slack = 4 * ROUND * (length + even_length) * mean_length + mean_error
+        left_slack = 4 * ROUND * (length_sq + 2 * tl.abs(text_even) + even_sq) + 2 * text_error
+        shifted = length_sq + 2 * text_even + even_sq
+        _, of_ball = _cosine_bounds(
+            text_mean + between - slack, text_mean + between + slack, shifted - left_slack,
+            shifted + left_slack, mean_least, mean_most, radius + none, pool_radius, ROUND,
+        )  # fmt: skip
+    else:
+        slack = 4 * ROUND * length * (mean_length + even_length) + mean_error + text_error
+        right_slack = 4 * ROUND * (mean_sq + 2 * even_length * mean_length + even_sq)
+        shifted = mean_sq + 2 * between + even_sq
+        _, of_ball = _cosine_bounds(
+            text_mean + text_even - slack, text_mean + text_even + slack, text_least, text_most,
+            shifted - right_slack, shifted + right_slack, none, radius + pool_radius, ROUND,
+        )  # fmt: skip
+    upper = tl.minimum(upper, of_ball)
+    is_here = tl.load(here_ptr + v, mask=in_v, other=0)
+    upper = tl.where((is_here != 0)[None, :], upper, float("-inf"))
+    pair = t.to(tl.int64)[:, None] * upper_size + v[None, :]
+    tl.store(upper_ptr + pair, upper, mask=in_t[:, None] & in_v[None, :])
+    best, place = tl.max(upper, axis=1, return_indices=True)
+    of_group = t.to(tl.int64) * num_groups + group
+    tl.store(best_ptr + of_group, best, mask=in_t)
+    tl.store(place_ptr + of_group, group * VIDEOS + place, mask=in_t)

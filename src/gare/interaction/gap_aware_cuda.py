@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 _chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # shapes of `_score_kernel`, by kind of card
+_MANY_PAIRS = 2**22
+_compiled: dict[tuple[Any, ...], Any] = {}  # kernels as they were launched, by all that they are compiled for
 
 
 def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tensor:
@@ -44,21 +46,11 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
     text_T4 = fused.constants_K  # not read
     if not is_few:
         text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
-        _text_kernel[(triton.cdiv(num_texts, FEW_TEXTS),)](
-            text_TD, fused.shared_2D, text_T4, num_texts, DIM=dim, TEXTS=FEW_TEXTS, STEP=_step_of(dim, 128)
-        )
+        sizes = {"DIM": dim, "TEXTS": FEW_TEXTS, "STEP": _step_of(dim, 128)}
+        own = (text_TD, fused.shared_2D, text_T4)
+        _launch(_text_kernel, triton.cdiv(num_texts, FEW_TEXTS), own, (num_texts,), sizes, {})
     scores_TV = torch.empty(num_texts, num_videos, dtype=torch.float32, device=text_TD.device)
-
-    def grid(meta: dict[str, int]) -> tuple[int]:
-        videos = max(1, meta["COLUMNS"] // fused.num_atoms)
-        return (triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]),)
-
-    is_half = text_TD.dtype in (torch.float16, torch.bfloat16)
-    # The autotuner takes longer to find what it chose than a small call has.
-    kind = (dim, fused.num_frames, owner.num_heads, is_few, text_TD.dtype)
-    shape = _chosen.get(kind)
-    kernel: Any = _score_kernel if shape is None else _score_kernel.fn
-    kernel[grid](
+    tensors = (
         text_TD,
         text_T4,
         fused.shared_2D,
@@ -69,28 +61,63 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         fused.forms_VG.contiguous(),
         fused.constants_K,
         scores_TV,
-        num_texts,
-        num_videos,
-        num_frames,
-        owner.eps,
-        1 / config.pooling_temperature,
-        DIM=dim,
-        FRAMES=fused.num_frames,
-        HEADS=owner.num_heads,
-        FEW=is_few,
-        PRECISION="tf32" if is_half else "tf32x3",
-        QUERY_IS_TEXT=config.query == "text",
-        GAP_SIGN=1.0 if config.gap_direction == "video_minus_text" else -1.0,
-        NORMALISE=config.normalise,
-        CORRECT_TEXT=config.corrected_side == "text",
-        POOL_MEAN=config.pooling == "mean",
-        MASK_FRAMES=config.mask_frames,
-        SQUARE_FLOOR=SQUARE_FLOOR,
-        **(shape or {}),
     )
+    size = int(num_texts * num_videos > _MANY_PAIRS)  # the fastest shape is another one then
+    numbers = (num_texts, num_videos, num_frames, size, owner.eps, 1 / config.pooling_temperature)
+    is_half = text_TD.dtype in (torch.float16, torch.bfloat16)
+    constants: dict[str, Any] = {
+        "DIM": dim,
+        "FRAMES": fused.num_frames,
+        "HEADS": owner.num_heads,
+        "FEW": is_few,
+        "PRECISION": "tf32" if is_half else "tf32x3",
+        "QUERY_IS_TEXT": config.query == "text",
+        "GAP_SIGN": 1.0 if config.gap_direction == "video_minus_text" else -1.0,
+        "NORMALISE": config.normalise,
+        "CORRECT_TEXT": config.corrected_side == "text",
+        "POOL_MEAN": config.pooling == "mean",
+        "MASK_FRAMES": config.mask_frames,
+        "SQUARE_FLOOR": SQUARE_FLOOR,
+    }
+
+    def num_programs(meta: dict[str, Any]) -> int:
+        videos = max(1, meta["COLUMNS"] // fused.num_atoms)
+        return int(triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]))
+
+    # The autotuner takes longer to find what it chose than a small call has.
+    kind = (dim, fused.num_frames, owner.num_heads, is_few, size, text_TD.dtype)
+    shape = _chosen.get(kind)
     if shape is None:
+        _score_kernel[lambda meta: (num_programs(meta),)](*tensors, *numbers, **constants)
         _chosen[kind] = _score_kernel.best_config.all_kwargs()
+    else:
+        blocks = {name: shape[name] for name in ("TEXTS", "COLUMNS", "STEP")}
+        options = {name: value for name, value in shape.items() if name not in blocks}
+        _launch(_score_kernel.fn, num_programs(shape), tensors, numbers, constants | blocks, options)
     return scores_TV
+
+
+def _launch(
+    kernel: Any,
+    num_programs: int,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Launch a kernel, whose arguments stand in this order, as it was compiled the last time.
+
+    Triton looks at every argument of a launch, for which it takes longer than a small kernel runs.
+    """
+    is_aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
+    known = (kernel, tensors[0].dtype, tensors[0].device, numbers, *constants.values())
+    compiled = _compiled.get(known) if is_aligned else None
+    if compiled is not None:
+        compiled[(num_programs, 1, 1)](*tensors, *numbers, *constants.values())
+        return
+    compiled = kernel[(num_programs,)](*tensors, *numbers, **constants, **options)
+    if is_aligned and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
+        _compiled[known] = compiled
 
 
 def _step_of(dim: int, most: int) -> int:
@@ -101,14 +128,14 @@ def _step_of(dim: int, most: int) -> int:
 
 
 MANY = [
+    (128, 32, 64, 4, 3),
     (128, 64, 64, 8, 3),
     (128, 64, 32, 8, 4),
-    (64, 64, 64, 4, 3),
-    (64, 64, 32, 4, 4),
-    (64, 128, 64, 8, 3),
-    (128, 32, 64, 4, 3),
+    (256, 32, 64, 8, 3),
+    (64, 32, 64, 4, 3),
+    (128, 32, 128, 4, 2),
 ]
-FEW = [(16, 64, 64, 4, 4), (16, 64, 128, 4, 3), (16, 32, 128, 4, 4), (16, 128, 64, 4, 4), (16, 128, 64, 8, 4)]
+FEW = [(16, 64, 128, 4, 3), (16, 64, 64, 4, 4), (16, 64, 128, 8, 3), (16, 32, 64, 2, 4)]
 """Shapes for many texts, and for few: rows of texts, columns of keys (as many of atoms and of frames),
 numbers of D at a time, warps, stages."""
 
@@ -203,14 +230,14 @@ def _form(
 
 @triton.autotune(
     configs(MANY + FEW),
-    key=["DIM", "FRAMES", "HEADS", "FEW", "PRECISION"],
+    key=["DIM", "FRAMES", "HEADS", "FEW", "size", "PRECISION"],
     prune_configs_by={"early_config_prune": _fitting},
     cache_results=True,
 )
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _score_kernel(
     text_ptr, text_numbers_ptr, shared_ptr, key_ptr, atom_ptr, frame_ptr, rows_ptr, forms_ptr, constants_ptr,
-    scores_ptr, num_texts, num_videos, num_frames, eps, inverse_temperature,
+    scores_ptr, num_texts, num_videos, num_frames, size, eps, inverse_temperature,
     DIM: tl.constexpr, FRAMES: tl.constexpr, HEADS: tl.constexpr, FEW: tl.constexpr, PRECISION: tl.constexpr,
     QUERY_IS_TEXT: tl.constexpr, GAP_SIGN: tl.constexpr, NORMALISE: tl.constexpr, CORRECT_TEXT: tl.constexpr,
     POOL_MEAN: tl.constexpr, MASK_FRAMES: tl.constexpr, SQUARE_FLOOR: tl.constexpr,

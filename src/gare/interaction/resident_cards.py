@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gare.interaction.increment_ball import increment_range
 from gare.interaction.increment_keys import TokenKeys
 from gare.interaction.pooled_cosine import mean_weights, weighted_mean
+from gare.interaction.score_bounds import SLACK, Balls, BoundCards, IncrementSlabs
 from gare.interaction.score_cards import map_tensors
 from gare.types import Rows, VideoFeatures
 
@@ -36,9 +38,11 @@ EXTRA_ROWS = 4
 """High and low bytes of the mean frame and of the increment at even attention."""
 NUM_ROWS = 7
 """Rows over the atoms of a video, before its numbers."""
-NUM_NUMBERS = 24
+NUM_NUMBERS = 29
 """Numbers of a video before those of its heads."""
-_UP = 1 + 2.0**-20  # float32 rounds to 2**-24
+_LOST = 2.0**-20  # float32 rounds to 2**-24
+_UP = 1 + _LOST
+_MOST = 1e18  # whose square is a float32 still
 _MOST_WORD = 127 * 256 + 127
 _MOST_BYTE = 127
 
@@ -53,7 +57,7 @@ class ResidentCards:
     """int8: the low bytes of the keys; None where a key has one."""
     numbers_VK: Tensor
     """float32: rows over the atoms, numbers, numbers for each head, lower triangles of three matrices. See
-    `make_resident`; a kernel reads one of them for many videos at once, so a table keeps them as [K, V]."""
+    `make_resident`."""
     shared_K: Tensor
     """float32, for all videos: |c|² / D, |scaled|², ε, |c| / √D, |scaled|."""
     num_frames: int
@@ -76,7 +80,7 @@ def card_bytes(num_frames: int, num_heads: int, dim: int, *, wide_keys: bool) ->
     """Memory of one video's card.
 
     >>> card_bytes(12, 1, 512, wide_keys=True), card_bytes(12, 1, 512, wide_keys=False)
-    (15716, 9572)
+    (15736, 9592)
     """
     num_atoms = num_frames * num_heads
     triangles = 3 * num_atoms * (num_atoms + 1) // 2
@@ -184,6 +188,7 @@ def make_resident(bounds: GapAwareBounds, video: VideoFeatures, *, wide_keys: bo
         forms.most3_O * _UP,
         forms.most_O * _UP,
         keys.bias_OA.masked_fill(~attended_VA, 0).abs().amax(dim=1) * _UP,
+        *_first_rung(bounds, video, stored_mean_VD, stored_even_VD),
     ]
     assert (len(rows), len(numbers)) == (NUM_ROWS, NUM_NUMBERS)
     widths = [width_VH * _UP for width_VH in (forms.wide2_OH, forms.wide3_OH, forms.wide_OH)]
@@ -198,6 +203,29 @@ def make_resident(bounds: GapAwareBounds, video: VideoFeatures, *, wide_keys: bo
         num_frames=attended_VF.shape[1],
         num_heads=num_heads,
     )
+
+
+def _first_rung(
+    bounds: GapAwareBounds, video: VideoFeatures, mean_VD: Tensor, even_VD: Tensor
+) -> list[Tensor]:
+    """Where all increments of a video are, whatever the text, around its two vectors as they are stored: the
+    radius of their ball, their least and largest product with the mean frame, and squared length."""
+    reach = increment_range(*bounds.context(video), bounds.net)
+    away_V = (even_VD - reach.centre_OD).norm(dim=-1) * (1 + SLACK)
+    radius_V, none_V = (reach.radius_O + away_V) * (1 + SLACK), torch.zeros_like(away_V)
+    pooled = Balls(mean_VD, none_V, mean_VD.norm(dim=-1), none_V, none_V)
+    increment = Balls(even_VD, radius_V, even_VD.norm(dim=-1), none_V, none_V)
+    slabs = BoundCards.join(pooled, increment, IncrementSlabs(reach.square(), reach.along(mean_VD))).slabs
+    assert slabs is not None
+    with_mean, square = slabs.with_pooled, slabs.square
+    numbers = [
+        radius_V * _UP,
+        with_mean.low - _LOST * with_mean.low.abs(),
+        with_mean.high + _LOST * with_mean.high.abs(),
+        square.low * (1 - _LOST),
+        square.high * _UP,
+    ]
+    return [number_V.nan_to_num(nan=_MOST, posinf=_MOST).clamp(-_MOST, _MOST) for number_V in numbers]
 
 
 def _to_words(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,26 @@
 """A table of videos in the memory of a GPU, or of several, that finds the best of them for certain.
 
 Cards are made once and stay (`resident_cards.py`). Videos come and go: the row of one that is gone is taken
-by the next. A search bounds every score, takes the k-th best lower bound for a threshold, and scores in
-float64 what can still reach it. The frames behind that are asked for by their rows: they may be on the GPU,
-in main memory or in a store.
+by the next. A search climbs a ladder (`docs/proof.md`):
 
-Imports Triton when it searches. Shapes: T texts, V videos, F frames, P pairs, K numbers of a card.
+1. ball and slabs give every video the most that it can score, from two vectors;
+2. keys give the most promising of them a lower bound, the k-th best of which is a threshold;
+3. keys bound what can still reach it;
+4. what is left then is scored in float64.
+
+The host waits for the device three times: for how many videos are left after each rung, and for the lists.
+The frames of what is scored are asked for by their rows: they may be on the GPU, in main memory or in a
+store.
+
+Imports Triton when it searches. Shapes: T texts, V videos, U picked videos, G groups of videos, F frames,
+P pairs, N of a list, K numbers of a card.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -23,18 +31,22 @@ from gare.interaction.resident_cards import ResidentCards, TextPlanes, make_resi
 from gare.types import TextFeatures, VideoFeatures, block_slices
 
 if TYPE_CHECKING:
+    from gare.interaction.bounds_cuda import Rules
     from gare.interaction.gap_aware import GapAware
     from gare.interaction.gap_aware_bounds import GapAwareBounds
 
-CHUNK = 2**16
+CHUNK = 2**20
 """Videos whose cards are allocated together, at most."""
+BLOCK = 2**16
+"""Videos whose keys are multiplied at once: their products take 4 bytes a text and row of a card."""
 MOST_ATOMS = 124
 """Frames × heads of a video whose products fit into a tile of the kernel."""
 _SMALLEST_CHUNK = 1024
 _MADE_AT_ONCE = 1024  # their atoms in float64 are 50 MB, several times over
 _PAIRS_AT_ONCE = 4096
 _MOST_LEFT = 2**16  # pairs: where bounds leave more, the likeliest are scored first
-_GROUP = 32
+_TEXTS_AT_ONCE = 64  # the more texts, the more videos are left for one of them
+_LEAST_SEEDS = 32
 _ROUNDING = 1e-6  # of a threshold in float32
 
 Fetch = Callable[[Tensor], VideoFeatures]
@@ -119,15 +131,28 @@ class ResidentTable:
     @torch.no_grad()
     def find(self, text: TextFeatures, top: int, fetch: Fetch) -> list[ProvenList]:
         """The best `top` videos of each text; `fetch` gives the features behind rows."""
-        lower_TV, upper_TV = self.bounds(text)
-        least_T = _threshold(lower_TV, top)
-        search = _Pairs(upper_TV, top)
+        lists: list[ProvenList] = []
+        for part in block_slices(len(text), _TEXTS_AT_ONCE):
+            lists += self._find(text[part], top, fetch)
+        return lists
+
+    def _find(self, text: TextFeatures, top: int, fetch: Fetch) -> list[ProvenList]:
+        planes = self._planes(text)
+        upper_TV, seed_TN, is_seed_TN = self._first_rung(planes, top)
+        least_T = self._threshold(planes, seed_TN, is_seed_TN, top)
+        rows_U = (upper_TV >= _reached(least_T)).any(dim=0).nonzero()[:, 0]
+        lower_TU, upper_TU = self._bounds_at(planes, rows_U)
+        # A text has its bounds from both rungs; the others are below the threshold.
+        upper_TU = torch.minimum(upper_TU, upper_TV[:, rows_U])
+        least_T = torch.maximum(least_T, _last_of(lower_TU, top))
+        others_T = least_T if len(rows_U) < len(self) else torch.full_like(least_T, -torch.inf)
+        search = _Pairs(upper_TU, rows_U, others_T, top)
         while True:
             pair_P2, is_all = search.left(least_T)
             if len(pair_P2):
                 scores = [
-                    self._score(text, pair_P2[rows], fetch)
-                    for rows in block_slices(len(pair_P2), _PAIRS_AT_ONCE)
+                    self._score(text, pair_P2[part], rows_U, fetch)
+                    for part in block_slices(len(pair_P2), _PAIRS_AT_ONCE)
                 ]
                 search.add(pair_P2, torch.cat(scores))
                 least_T = torch.maximum(least_T, search.last())
@@ -136,42 +161,123 @@ class ResidentTable:
 
     @torch.no_grad()
     def bounds(self, text: TextFeatures) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds of all scores, each [T, V]; −∞ for videos that are gone."""
-        home = self._devices[0]
+        """Lower and upper bounds of all scores by keys, each [T, V]; −∞ for videos that are gone."""
+        home, planes = self._devices[0], self._planes(text)
         lower_TV = torch.full((len(text), self.num_rows), -torch.inf, device=home)
         upper_TV = torch.full_like(lower_TV, -torch.inf)
-        chunks = [chunk for chunk in self._chunks if chunk.num_videos]
-        planes = {chunk.device: TextPlanes.round(text.text_TD.to(chunk.device)) for chunk in chunks}
         # Kernels of several devices run at the same time; results come together afterwards.
-        parts = [self._chunk_bounds(chunk, planes[chunk.device]) for chunk in chunks]
-        for chunk, (lower, upper) in zip(chunks, parts, strict=True):
+        parts = []
+        for chunk in self._filled_chunks():
+            all_rows = torch.arange(chunk.used, device=chunk.device)
+            parts.append((chunk, self._chunk_bounds(chunk, planes[chunk.device], all_rows)))
+        for chunk, found in parts:
             rows = slice(chunk.first, chunk.first + chunk.used)
-            lower_TV[:, rows] = lower[:, : chunk.used].to(home)
-            upper_TV[:, rows] = upper[:, : chunk.used].to(home)
-            if chunk.gone:
-                gone = torch.tensor(sorted(chunk.gone), device=home) + chunk.first
-                lower_TV.index_fill_(1, gone, -torch.inf)
-                upper_TV.index_fill_(1, gone, -torch.inf)
+            for bound_TV, of_chunk in zip((lower_TV, upper_TV), found, strict=True):
+                bound_TV[:, rows] = of_chunk.masked_fill(~chunk.is_here(), -torch.inf).to(home)
         return lower_TV, upper_TV
 
-    def _chunk_bounds(self, chunk: _Chunk, planes: TextPlanes) -> tuple[Tensor, Tensor]:
-        from gare.interaction import bounds_cuda
+    @torch.no_grad()
+    def first_rung(self, text: TextFeatures, top: int) -> Tensor:
+        """The most that each video can score by ball and slabs, [T, V]; −∞ for videos that are gone."""
+        return self._first_rung(self._planes(text), top)[0]
+
+    def _planes(self, text: TextFeatures) -> dict[torch.device, TextPlanes]:
+        """Texts as integers, on each device."""
+        planes = TextPlanes.round(text.text_TD.to(self._devices[0]))
+        return {
+            device: planes
+            if device == self._devices[0]
+            else TextPlanes(planes.planes_T2D.to(device), planes.numbers_T6.to(device))
+            for device in self._devices
+        }
+
+    def _filled_chunks(self) -> list[_Chunk]:
+        return [chunk for chunk in self._chunks if chunk.num_videos]
+
+    @property
+    def _rules(self) -> Rules:
+        from gare.interaction.bounds_cuda import Rules
 
         config = self._interaction.config
-        # Triton launches where torch is.
-        with torch.cuda.device(chunk.device) if chunk.device.type == "cuda" else nullcontext():
-            return bounds_cuda.bounds_of(
-                planes,
-                chunk.filled(),
-                corrects_text=config.corrected_side == "text",
-                sign=self._interaction.bound_rules.sign,
-                temperature=None if config.pooling == "mean" else config.pooling_temperature,
-            )
+        return Rules(
+            corrects_text=config.corrected_side == "text",
+            sign=1 if config.gap_direction == "video_minus_text" else -1,
+            temperature=None if config.pooling == "mean" else config.pooling_temperature,
+        )
 
-    def _score(self, text: TextFeatures, pair_P2: Tensor, fetch: Fetch) -> Tensor:
+    def _first_rung(self, planes: dict[torch.device, TextPlanes], top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The most that each video can score, [T, V]; rows of the most promising, [T, N]; which are real."""
+        from gare.interaction import bounds_cuda
+
+        home, chunks = self._devices[0], self._filled_chunks()
+        num_texts = len(planes[home].planes_T2D)
+        upper_TV = torch.full((num_texts, self.num_rows), -torch.inf, device=home)
+        parts = []
+        for chunk in chunks:
+            cards = chunk.filled()
+            own = upper_TV[:, chunk.first : chunk.first + len(cards)]
+            target = own if chunk.device == home else torch.empty(own.shape, device=chunk.device)
+            with _on(chunk.device):
+                best_TG, place_TG = bounds_cuda.first_bounds(
+                    planes[chunk.device], cards, chunk.is_here(len(cards)), target, self._rules
+                )
+            parts.append((own, target, best_TG, place_TG.long() + chunk.first))
+        for own, target, _, _ in parts:
+            if own is not target:
+                own.copy_(target)
+        none = torch.zeros(num_texts, 0, device=home)
+        best_TG = torch.cat([part[2].to(home) for part in parts] or [none], dim=1)
+        row_TG = torch.cat([part[3].to(home) for part in parts] or [none.long()], dim=1)
+        best_TN, group_TN = best_TG.topk(min(best_TG.shape[1], max(_LEAST_SEEDS, 2 * top)), dim=1)
+        return upper_TV, row_TG.gather(1, group_TN), best_TN > -torch.inf
+
+    def _threshold(
+        self, planes: dict[torch.device, TextPlanes], seed_TN: Tensor, is_seed_TN: Tensor, top: int
+    ) -> Tensor:
+        """A score that `top` videos reach for certain, [T], by the keys of each text's seeds.
+
+        Of a text only its own seeds count: among those of all texts a video may stand twice.
+        """
+        num_texts, num_seeds = seed_TN.shape
+        if num_seeds < top:
+            return torch.full((num_texts,), -torch.inf, dtype=torch.float64, device=seed_TN.device)
+        lower_TM, _ = self._bounds_at(planes, seed_TN.flatten())
+        lower_TN = lower_TM.unflatten(1, (num_texts, num_seeds)).diagonal(dim1=0, dim2=1).mT
+        return _last_of(lower_TN.masked_fill(~is_seed_TN, -torch.inf), top)
+
+    def _bounds_at(self, planes: dict[torch.device, TextPlanes], rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds by keys of the videos in these rows, each [T, U]."""
+        home = self._devices[0]
+        if len(self._chunks) == 1:
+            return self._chunk_bounds(self._chunks[0], planes[home], rows_U)
+        lower_TU = torch.empty(len(planes[home].planes_T2D), len(rows_U), device=home)
+        upper_TU = torch.empty_like(lower_TU)
+        for chunk in self._filled_chunks():
+            places = ((rows_U >= chunk.first) & (rows_U < chunk.first + chunk.capacity)).nonzero()[:, 0]
+            if len(places):
+                rows = (rows_U[places] - chunk.first).to(chunk.device)
+                lower, upper = self._chunk_bounds(chunk, planes[chunk.device], rows)
+                lower_TU[:, places], upper_TU[:, places] = lower.to(home), upper.to(home)
+        return lower_TU, upper_TU
+
+    def _chunk_bounds(self, chunk: _Chunk, planes: TextPlanes, rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        from gare.interaction import bounds_cuda
+
+        with _on(chunk.device):
+            parts = [
+                bounds_cuda.bounds_of(planes, chunk.cards, self._rules, rows_U[part])
+                for part in block_slices(len(rows_U), BLOCK)
+            ]
+        if not parts:
+            none = torch.zeros(len(planes.planes_T2D), 0, device=chunk.device)
+            return none, none
+        lower, upper = zip(*parts, strict=True)
+        return torch.cat(lower, dim=1), torch.cat(upper, dim=1)
+
+    def _score(self, text: TextFeatures, pair_P2: Tensor, rows_U: Tensor, fetch: Fetch) -> Tensor:
         """Exact scores of pairs, [P], on the first device."""
         home = self._devices[0]
-        video = fetch(pair_P2[:, 1]).to(home).to(torch.float64)
+        video = fetch(rows_U[pair_P2[:, 1]]).to(home).to(torch.float64)
         texts = text[pair_P2[:, 0].to(text.text_TD.device)].to(home).to(torch.float64)
         return self._double.score_each(texts, video)
 
@@ -212,6 +318,7 @@ class _Chunk:
         self.gone: set[int] = set()
         self.used = 0
         self._cards: ResidentCards | None = None
+        self._is_here_V = torch.zeros(capacity, dtype=torch.bool, device=device)
 
     @property
     def num_videos(self) -> int:
@@ -239,16 +346,28 @@ class _Chunk:
             self._cards.low_VAD[index] = part.low_VAD
         self.gone.difference_update(places)
         self.used = max(self.used, places[-1] + 1)
+        self._is_here_V[index] = True
         return places
 
     def free(self, places: Sequence[int]) -> None:
         """What is there now may be overwritten."""
-        self.gone.update(place for place in places if place < self.used)
+        places = [place for place in places if place < self.used]
+        self.gone.update(places)
+        self._is_here_V[torch.tensor(places, dtype=torch.long, device=self.device)] = False
+
+    def is_here(self, count: int | None = None) -> Tensor:
+        """Whether a place has a video, for the first `count`, or up to the last one that has."""
+        return self._is_here_V[: self.used if count is None else count]
+
+    @property
+    def cards(self) -> ResidentCards:
+        """All that there is room for."""
+        assert self._cards is not None
+        return self._cards
 
     def filled(self) -> ResidentCards:
         """Cards up to the last one, and a few that mean nothing: kernels are compiled for whole lines."""
-        assert self._cards is not None
-        return self._cards[: _whole_lines(self.used)]
+        return self.cards[: _whole_lines(self.used)]
 
     def _allocate(self, part: ResidentCards) -> ResidentCards:
         def room(rows: Tensor) -> Tensor:
@@ -258,72 +377,78 @@ class _Chunk:
             part,
             high_VSD=room(part.high_VSD),
             low_VAD=None if part.low_VAD is None else room(part.low_VAD),
-            # Kept with its videos side by side, as the kernel reads it.
-            numbers_VK=part.numbers_VK.new_zeros(part.numbers_VK.shape[1], self.capacity).mT,
+            numbers_VK=room(part.numbers_VK).zero_(),  # where no video is, kernels compute with them
         )
 
 
 class _Pairs:
-    """Which pairs were scored, and the best of them."""
+    """Which pairs were scored, and the best of them.
 
-    def __init__(self, upper_TV: Tensor, top: int) -> None:
-        self._upper_TV, self._top = upper_TV, top
-        num_texts = len(upper_TV)
-        self._score_TN = torch.full((num_texts, 0), -torch.inf, dtype=torch.float64, device=upper_TV.device)
-        self._row_TN = torch.zeros(num_texts, 0, dtype=torch.long, device=upper_TV.device)
-        self._scored_T = torch.zeros(num_texts, dtype=torch.long, device=upper_TV.device)
+    Args:
+        upper_TU: the most that a text can score with each picked video.
+        rows_U: of these videos, in rising order.
+        others_T: the most that it can score with any other.
+    """
+
+    def __init__(self, upper_TU: Tensor, rows_U: Tensor, others_T: Tensor, top: int) -> None:
+        self._upper_TU, self._rows_U, self._others_T, self._top = upper_TU, rows_U, others_T, top
+        num_texts, device = len(upper_TU), upper_TU.device
+        self._score_TN = torch.full((num_texts, top), -torch.inf, dtype=torch.float64, device=device)
+        self._row_TN = torch.zeros(num_texts, top, dtype=torch.long, device=device)
+        self._scored_T = torch.zeros(num_texts, dtype=torch.long, device=device)
+        self._text_T = torch.arange(num_texts, device=device)
 
     def left(self, least_T: Tensor) -> tuple[Tensor, bool]:
-        """Pairs that can still be hits, [P, 2] by text and row, and whether these are all."""
-        least_T1 = (least_T - _ROUNDING).clamp_min(-2)[:, None].float()  # what is gone or scored has −∞
-        pair_P2 = (self._upper_TV >= least_T1).nonzero()
+        """Pairs that can still be hits, [P, 2] by text and place, and whether these are all."""
+        least_T1 = _reached(least_T)
+        pair_P2 = (self._upper_TU >= least_T1).nonzero()
         if len(pair_P2) <= _MOST_LEFT:
             return pair_P2, True
-        num_texts, num_videos = self._upper_TV.shape
+        num_texts, num_videos = self._upper_TU.shape
         size = min(num_videos, max(2 * self._top, _MOST_LEFT // num_texts))
-        value_TN, row_TN = self._upper_TV.topk(size, dim=1)
-        text_TN = torch.arange(num_texts, device=row_TN.device)[:, None].expand_as(row_TN)
+        value_TN, place_TN = self._upper_TU.topk(size, dim=1)
         is_left_TN = value_TN >= least_T1
-        return torch.stack([text_TN[is_left_TN], row_TN[is_left_TN]], dim=1), False
+        text_TN = self._text_T[:, None].expand_as(place_TN)
+        return torch.stack([text_TN[is_left_TN], place_TN[is_left_TN]], dim=1), False
 
     def add(self, pair_P2: Tensor, score_P: Tensor) -> None:
         """These were scored."""
-        text_P, row_P = pair_P2.unbind(dim=1)
-        self._upper_TV[text_P, row_P] = -torch.inf
-        count_T = torch.bincount(text_P, minlength=len(self._scored_T))
-        self._scored_T += count_T
-        place_P = torch.arange(len(text_P), device=text_P.device) - (count_T.cumsum(0) - count_T)[text_P]
-        shape = (len(count_T), int(count_T.max()))
-        score_TN = torch.full(shape, -torch.inf, dtype=torch.float64, device=score_P.device)
-        row_TN = torch.zeros(shape, dtype=torch.long, device=score_P.device)
-        score_TN[text_P, place_P] = score_P
-        row_TN[text_P, place_P] = row_P
-        score_TN, row_TN = (
-            torch.cat([self._score_TN, score_TN], dim=1),
-            torch.cat([self._row_TN, row_TN], dim=1),
-        )
-        # Equal scores by row.
-        row_TN, order_TN = row_TN.sort(dim=1, stable=True)
-        score_TN, by_score_TN = score_TN.gather(1, order_TN).sort(dim=1, descending=True, stable=True)
-        self._score_TN = score_TN[:, : self._top]
-        self._row_TN = row_TN.gather(1, by_score_TN)[:, : self._top]
+        text_P, place_P = pair_P2.unbind(dim=1)
+        self._upper_TU[text_P, place_P] = -torch.inf
+        self._scored_T.index_add_(0, text_P, torch.ones_like(text_P))
+        text_N = torch.cat([self._text_T.repeat_interleave(self._top), text_P])
+        row_N = torch.cat([self._row_TN.flatten(), self._rows_U[place_P]])
+        score_N = torch.cat([self._score_TN.flatten(), score_P])
+        # By text, then score, then row.
+        order_N = row_N.argsort(stable=True)
+        order_N = order_N[score_N[order_N].argsort(descending=True, stable=True)]
+        order_N = order_N[text_N[order_N].argsort(stable=True)]
+        text_N = text_N[order_N]
+        begin_T = torch.searchsorted(text_N, self._text_T)
+        best_TN = order_N[begin_T[:, None] + torch.arange(self._top, device=text_N.device)]
+        self._score_TN, self._row_TN = score_N[best_TN], row_N[best_TN]
 
     def last(self) -> Tensor:
         """The last score that is wanted of each text; −∞ while there are fewer."""
-        if self._score_TN.shape[1] < self._top:
-            return torch.full_like(self._score_TN[:, 0], -torch.inf)
         return self._score_TN[:, -1]
 
     def lists(self) -> list[ProvenList]:
-        rest_T = self._upper_TV.amax(dim=1).clamp_min(-1).tolist()
-        found = zip(
-            self._row_TN.tolist(), self._score_TN.tolist(), self._scored_T.tolist(), rest_T, strict=True
-        )
+        rest_T = self._others_T
+        if self._upper_TU.shape[1]:
+            rest_T = torch.maximum(rest_T, self._upper_TU.amax(dim=1).double())
+        numbers = [self._scored_T.double()[:, None], rest_T.clamp_min(-1)[:, None]]
+        found = torch.cat([*numbers, self._row_TN.double(), self._score_TN], dim=1).tolist()
         lists = []
-        for rows, scores, num_scored, rest in found:
+        for num_scored, rest, *both in found:
+            rows, scores = both[: self._top], both[self._top :]
             kept = sum(score > -torch.inf for score in scores)
-            lists.append(ProvenList(rows[:kept], scores[:kept], num_scored, rest))
+            lists.append(ProvenList([int(row) for row in rows[:kept]], scores[:kept], int(num_scored), rest))
         return lists
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches where torch is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _whole_lines(num_videos: int) -> int:
@@ -331,12 +456,13 @@ def _whole_lines(num_videos: int) -> int:
     return -(-num_videos // 16) * 16
 
 
-def _threshold(lower_TV: Tensor, top: int) -> Tensor:
-    """A score that `top` videos reach for certain, [T]; −∞ where there are fewer."""
-    num_texts, num_videos = lower_TV.shape
-    if num_videos < top:
-        return torch.full((num_texts,), -torch.inf, dtype=torch.float64, device=lower_TV.device)
-    if num_videos > 8 * _GROUP * top:  # the best of each group: different videos, and fewer to sort
-        whole = num_videos // _GROUP * _GROUP
-        lower_TV = lower_TV[:, :whole].unflatten(1, (-1, _GROUP)).amax(dim=2)
-    return lower_TV.topk(top, dim=1).values[:, -1].double()
+def _reached(least_T: Tensor) -> Tensor:
+    """What an upper bound must be at least, [T, 1] in float32; what is gone or scored has −∞."""
+    return (least_T - _ROUNDING).clamp_min(-2)[:, None].float()
+
+
+def _last_of(lower_TN: Tensor, top: int) -> Tensor:
+    """The `top`-th largest of each text, [T]; −∞ where there are fewer."""
+    if lower_TN.shape[1] < top:
+        return torch.full((len(lower_TN),), -torch.inf, dtype=torch.float64, device=lower_TN.device)
+    return lower_TN.topk(top, dim=1).values[:, -1].double()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gare.errors import DamagedLibraryError
 from gare.interaction.resident_cards import EXTRA_ROWS, card_bytes
-from gare.interaction.resident_table import CHUNK, MOST_ATOMS, ResidentTable, can_reside
+from gare.interaction.resident_table import BLOCK, MOST_ATOMS, ResidentTable, can_reside
 from gare.library.search.bound_table import Progress
 from gare.library.search.damaged_items import DamagedItems
 from gare.library.search.item_frames import card_keys, list_items
@@ -171,7 +171,7 @@ class ResidentItems:
                 f"{stamp.num_frames} frames × {self._num_heads} heads are more than the {MOST_ATOMS} that "
                 "its kernel takes"
             )
-        pass_numbers = MOST_TEXTS * ((num_atoms + EXTRA_ROWS) * min(CHUNK, num_items) + 4 * num_items)
+        pass_numbers = MOST_TEXTS * ((num_atoms + EXTRA_ROWS) * min(BLOCK, num_items) + 4 * num_items)
         besides = 4 * pass_numbers + _SPARE_BYTES
         free = min(free_bytes(device) for device in self._devices) - besides
         choices = (True, False) if self._table is None else (self._table.wide_keys,)
