@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from gare import PairScores, TextFeatures, VideoFeatures
 from gare.evaluate.method_rescoring import coarse_to_fine, hub_norm
+from gare.interaction import INTERACTIONS, build_interaction
 from gare.interaction.peers.diffusion_ret import add_noise, kept_signal
 from gare.interaction.peers.dmae import kept_tokens
 from gare.interaction.peers.eercf import EVALUATION_WEIGHTS, weighted_sum
 from gare.interaction.peers.mean_max_sim import mean_max_sim
+from gare.interaction.peers.peer import cosines, unit
 from gare.interaction.peers.pig import chosen_tokens
 from gare.interaction.peers.prost import window_mask
 from gare.interaction.peers.ts2_net import weighted_cosines
@@ -44,6 +48,19 @@ def test_clip4clip(head):
     scale = 1.0 if pairs.are_logits else SCALE
     agrees(scale * pairs.scores_TV, case.outputs[f"logits_{head}_TV"])
     agrees(symmetric_infonce(pairs.scores_TV[:4], scale), case.outputs[f"loss_{head}"])
+
+
+def test_clip4clip_gradients_of_the_four_losses():
+    case = golden("clip4clip")
+    text_TD, frames_VFD = case.grad_inputs("text_TD", "frames_VFD")
+    total = torch.zeros(())
+    for head in ("mean", "lstm", "transformer", "tight"):
+        method = case.build("clip4clip", head=head, num_layers=2, num_heads=2, max_frames=6)
+        pairs = method.score_pairs(case.text(4), case.video())
+        total = total + symmetric_infonce(pairs.scores_TV, 1.0 if pairs.are_logits else SCALE)
+    total.backward()
+    agrees(text_TD.grad, case.gradients["text_TD"])
+    agrees(frames_VFD.grad, case.gradients["frames_VFD"])
 
 
 def test_emcl():
@@ -94,7 +111,10 @@ def test_tmass():
     text_TD, frames_VFD = case.grad_inputs("text_TD", "frames_VFD")
     text, video = case.text(), case.video()
     own = torch.arange(4)
-    agrees(method.log_radius(text, video)[own, own], case.outputs["log_radius_paired_TD"])
+    log_radius_TD = method.log_radius(text, video)[own, own]
+    agrees(log_radius_TD, case.outputs["log_radius_paired_TD"])
+    stochastic_TD = text_TD + case.inputs["noise_TD"] * log_radius_TD.exp()
+    agrees(stochastic_TD, case.outputs["stochastic_text_TD"])
     pairs = method.training_scores(text, video, case.inputs["noise_TD"])
     agrees(pairs.scores_TV, case.outputs["train_scores_TV"])
     agrees(pairs.parts["scores:support"], case.outputs["support_scores_TV"])
@@ -102,6 +122,7 @@ def test_tmass():
     support = symmetric_infonce(pairs.parts["scores:support"], SCALE)
     agrees(loss, case.outputs["loss_contrastive"])
     agrees(support, case.outputs["loss_support"])
+    agrees(loss + 0.8 * support, case.outputs["loss_total"])
     (loss + 0.8 * support).backward()
     agrees(text_TD.grad, case.gradients["text_TD"])
     agrees(frames_VFD.grad, case.gradients["frames_VFD"])
@@ -117,7 +138,19 @@ def test_pig():
     agrees(generator_VKD, case.outputs["generator_tokens_VKD"])
     method = case.build("pig", without=("generator.",))
     video = VideoFeatures(special_VMD, torch.ones(special_VMD.shape[:2], dtype=torch.bool))
-    agrees(method.fuse(query_VD, video), case.outputs["video_VD"])
+    video_VD = method.fuse(query_VD, video)
+    agrees(video_VD, case.outputs["video_VD"])
+    agrees(cosines(case.inputs["text_TD"], video_VD), case.outputs["scores_TV"])
+    text_TD = case.inputs["text_TD"][:4].clone().requires_grad_()
+    pairs = PairScores(cosines(text_TD, video_VD), None, {"pseudo_query_VD": query_VD})
+    scale, terms = math.exp(case.settings["log_logit_scale"]), ObjectiveConfig(dict(method.published_terms))
+    text = TextFeatures.from_vectors(text_TD)
+    loss = training_loss(pairs, scale, terms, text=text, video=video)
+    agrees(2 * loss.terms["contrastive"], case.outputs["loss_retrieval"])
+    agrees(loss.terms["pseudo_query"], case.outputs["loss_generation"])
+    agrees(loss.total, case.outputs["loss_total"])
+    loss.total.backward()
+    agrees(text_TD.grad, case.gradients["text_first4"])
 
 
 def test_mean_max_sim():
@@ -134,6 +167,7 @@ def test_mean_max_sim():
 
 def test_xpool():
     case = golden("xpool")
+    text_TD, frames_VFD = case.grad_inputs("text_TD", "frames_VFD")
     text, video = case.text(), case.video()
     method = case.build("xpool", dropout=0.0)
     agrees(method.score(text, video), case.outputs["scores_TV"])
@@ -142,12 +176,29 @@ def test_xpool():
     agrees(four.score(text, video), case.outputs["scores_four_heads_TV"])
     loss = symmetric_infonce(method.score_pairs(text[:4], video).scores_TV, SCALE)
     agrees(loss, case.outputs["loss_total"])
+    loss.backward()
+    agrees(text_TD.grad, case.gradients["text_TD"])
+    agrees(frames_VFD.grad, case.gradients["frames_VFD"])
+
+
+def test_xpool_as_it_starts_and_its_baselines():
+    case = golden("xpool")
+    start = build_interaction(INTERACTIONS["xpool"].Config(dropout=0.0), 16).eval()
+    agrees(start.score(case.text(), case.video()), case.outputs["scores_at_identity_init_TV"])
+    mean = build_interaction(INTERACTIONS["clip4clip"].Config(head="mean"), 16)
+    agrees(mean.score(case.text(), case.video()), case.outputs["scores_avg_pooling_TV"])
+    attending = build_interaction(INTERACTIONS["text_conditioned"].Config(pooling_temperature=0.01), 16)
+    text = TextFeatures.from_vectors(unit(case.inputs["text_TD"]))
+    video = VideoFeatures(unit(case.inputs["frames_VFD"]), case.video().mask_VF)
+    agrees(attending.score(text, video), case.outputs["scores_attention_pooling_TV"])
 
 
 def test_wti():
     case = golden("wti")
     method = case.build("token_wise", zero_padding=True)
     agrees(method.score(case.text(), case.video()), case.outputs["scores_TV"])
+    alike = case.build("token_wise", zero_padding=True, weighting="uniform")
+    agrees(alike.score(case.text(), case.video()), case.outputs["scores_unweighted_TV"])
     words_TWD, frames_VFD = case.grad_inputs("words_TWD", "frames_VFD")
     text, video = case.text(4), case.video()
     published = {"off_diagonal": 0.06, "zero_padding": True}
@@ -168,6 +219,7 @@ def test_neighbor_retr():
     words_TWD, frames_VFD = case.grad_inputs("words_TWD", "frames_VFD")
     text, video = case.text(), case.video()
     agrees(method.score(text, video), case.outputs["scores_TV"])
+    agrees(method.score(text[:5], video[:4]), case.outputs["scores_TV_5x4"])
     inputs = case.inputs
     bank_text = TextFeatures(
         inputs["bank_words_TWD"][:, 0], inputs["bank_words_TWD"], inputs["bank_mask_TW"].bool()
@@ -253,6 +305,7 @@ def test_ts2_net():
     agrees(selected_VND, case.outputs["selected_VND"])
     logits_TV = SCALE * weighted_cosines(text_TD, *method.video_frames(video, noise), 4.0)[0]
     agrees(logits_TV, case.outputs["logits_TV"])
+    agrees(logits_TV, case.outputs["logits_frame_only_TV"])  # the other matrix has the weight zero
     every = VideoFeatures(video.frames_VFD, torch.ones_like(video.mask_VF), video.patches_VFPD)
     every_TV = SCALE * weighted_cosines(text_TD, *method.video_frames(every, noise), 4.0)[0]
     agrees(every_TV, case.outputs["logits_all_frames_valid_TV"])
@@ -298,6 +351,9 @@ def test_dmae():
     agrees(method.score(text, video), case.outputs["scores_plain_mask_TV"])
     alone = case.build("dmae", max_frames=6, max_words=7, zero_padding=True, neighbour_weight=0.0)
     agrees(alone.score(text, video), case.outputs["scores_no_frame_attention_TV"])
+    learned = case.build("dmae", max_frames=6, max_words=7, zero_padding=True, weighting="learned")
+    by_weight = learned.pair_scores(text, video, case.inputs["word_weight_TW"])
+    agrees(by_weight, case.outputs["scores_learned_weights_TV"])
     matrix = case.inputs["matrix_6x6"]
     agrees(kept_tokens(case.inputs["importance_N6"], 0.6), case.outputs["kept_N6"])
     agrees(negative_aware(matrix, SCALE, 0.5), case.outputs["matrix_negnce"])
@@ -321,7 +377,7 @@ def test_prost():
     case = golden("prost")
     sizes = {"num_word_prototypes": 5, "num_spatial": 4, "max_frames": 6, "dropout": 0.0}
     method = case.build("prost", count_padding=True, **sizes)
-    words_TWD = case.inputs["words_TWD"]
+    words_TWD, frames_VFD, patches_VFPD = case.grad_inputs("words_TWD", "frames_VFD", "patches_VFPD")
     last_T = case.inputs["mask_TW"].sum(dim=1).long() - 1
     sentence_TD = words_TWD[torch.arange(5), last_T]
     agrees(sentence_TD, case.outputs["sentence_TD"])
@@ -337,7 +393,12 @@ def test_prost():
     agrees(event_TV, case.outputs["scores_event_TV"])
     agrees(object_TV, case.outputs["scores_object_TV"])
     agrees(method.score(text, video), case.outputs["scores_fused_TV"])
-    agrees(trained(method, text[:4], video).total, case.outputs["loss_total"])
+    loss = trained(method, text[:4], video)
+    agrees(loss.total, case.outputs["loss_total"])
+    loss.total.backward()
+    agrees(words_TWD.grad[:4], case.gradients["words_first4"])
+    agrees(frames_VFD.grad.flatten(0, 1), case.gradients["frames_VF_D"])
+    agrees(patches_VFPD.grad.flatten(0, 1), case.gradients["patches_VF_PD"])
 
 
 def test_diffusion_ret():

@@ -18,6 +18,8 @@ HEADS = [{"head": head} for head in ("mean", "lstm", "transformer", "tight")]
 CASES = [
     *((name, settings) for name in INTERACTIONS for settings in (HEADS if name == "clip4clip" else [{}])),
     ("ts2_net", {"select_patches": True, "num_draws": 20}),
+    ("token_wise", {"weighting": "uniform"}),
+    ("dmae", {"weighting": "learned"}),
 ]
 
 

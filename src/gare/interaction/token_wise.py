@@ -34,6 +34,8 @@ class TokenWiseConfig(InteractionConfig):
     """Words and frames compared one by one."""
 
     name: Literal["token_wise"] = "token_wise"
+    weighting: Literal["learned", "uniform"] = "learned"
+    """How much each token counts: by two small layers (WTI), or all alike (TI)."""
     zero_padding: bool = False
     """Compare padding with a cosine of zero, as the published code does, instead of leaving it out."""
 
@@ -83,6 +85,8 @@ class TokenWise(Interaction):
 
     def __init__(self, config: Any, dim: int) -> None:
         super().__init__(config, dim)
+        if not self.learns_weights:
+            return
         width = self.hidden_ratio * dim
         self.words_hidden, self.words_output = nn.Linear(dim, width), nn.Linear(width, 1, bias=False)
         self.frames_hidden, self.frames_output = nn.Linear(dim, width), nn.Linear(width, 1, bias=False)
@@ -91,6 +95,10 @@ class TokenWise(Interaction):
                 nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    @property
+    def learns_weights(self) -> bool:
+        return not isinstance(self.config, TokenWiseConfig) or self.config.weighting == "learned"
 
     @property
     def reads_words(self) -> bool:
@@ -144,7 +152,14 @@ class TokenWise(Interaction):
         return FrameWeights((best_TVF * frames.weight_ON).masked_fill(~frames.mask_ON, 0))
 
     def _word_weights(self, text: TextFeatures) -> Tensor:
+        if not self.learns_weights:
+            return equal_shares(text.words_TWD, text.mask_TW)
         return importance(text.words_TWD, text.mask_TW, self.words_hidden, self.words_output)
+
+    def _frame_weights(self, video: VideoFeatures) -> Tensor:
+        if not self.learns_weights:
+            return equal_shares(video.frames_VFD, video.mask_VF)
+        return importance(video.frames_VFD, video.mask_VF, self.frames_hidden, self.frames_output)
 
     def _word_card(self, text: TextFeatures) -> TokenCard:
         unit_TWD = unit_tokens(text.words_TWD, text.mask_TW)
@@ -155,13 +170,18 @@ class TokenWise(Interaction):
             return video.tokens
         video = features_of(video)
         unit_VFD = unit_tokens(video.frames_VFD, video.mask_VF)
-        weight_VF = importance(video.frames_VFD, video.mask_VF, self.frames_hidden, self.frames_output)
-        return TokenCard(unit_VFD, weight_VF, video.mask_VF)
+        return TokenCard(unit_VFD, self._frame_weights(video), video.mask_VF)
 
 
 def unit_tokens(tokens_OND: Tensor, mask_ON: Tensor) -> Tensor:
     """Tokens of length one; padding of any content becomes zero."""
     return F.normalize(full_precision(tokens_OND.masked_fill(~mask_ON[..., None], 0)), dim=-1)
+
+
+def equal_shares(tokens_OND: Tensor, mask_ON: Tensor) -> Tensor:
+    """The same weight for each real token of an owner, [O, N]."""
+    real_ON = mask_ON.to(full_precision(tokens_OND).dtype)
+    return real_ON / real_ON.sum(dim=1, keepdim=True)
 
 
 def importance(tokens_OND: Tensor, mask_ON: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:

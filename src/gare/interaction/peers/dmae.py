@@ -29,6 +29,8 @@ class DmaeConfig(InteractionConfig):
     name: Literal["dmae"] = "dmae"
     neighbour_weight: NonNegativeFloat = 0.5
     """How much the frame most like the best one counts."""
+    weighting: Literal["learned", "uniform"] = "uniform"
+    """How much each token counts: all alike, as in the published scripts, or by a linear layer on each."""
     importance_threshold: PositiveFloat = 0.6
     """The share of importance that training hides."""
     max_frames: PositiveInt = 12
@@ -56,7 +58,9 @@ class Dmae(Peer):
     }
     original_names = (
         (r"tis_selector\.thresh", ""),
-        (r"(text|video)_weight_fc\.", ""),
+        (r"(text|video)_weight_fc\.bias", ""),
+        (r"text_weight_fc\.", "word_weight."),
+        (r"video_weight_fc\.", "frame_weight."),
         (r"t2v_linear_xwp\.q_proj\.", ""),
         (r"t2v_linear_xwp\.k_proj\.", ""),
         (r"v2t_linear_xwp\.q_proj\.", ""),
@@ -76,6 +80,8 @@ class Dmae(Peer):
         # Only the order of its output is used, so no gradient reaches this net, here or as published.
         self.frame_importance = Importance(dim, 1, config.max_frames).requires_grad_(False)
         self.word_importance = Importance(dim, config.max_frames, config.max_words)
+        if config.weighting == "learned":  # without a bias, which the softmax cancels
+            self.word_weight, self.frame_weight = (nn.Linear(dim, 1, bias=False) for _ in range(2))
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         text, video = self.prepare(text, video)
@@ -89,10 +95,14 @@ class Dmae(Peer):
         sentence_weight_T1 = (
             word_weight_TW[:, :1] if self.config.zero_padding else torch.ones_like(word_weight_TW[:, :1])
         )
-        by_sentence_TV = self._level(sentence_T1D, sentence_weight_T1, video)
-        return (by_sentence_TV + self._level(words_TWD, word_weight_TW, video)) / 2
+        word_share_TW = word_weight_TW / word_weight_TW.sum(dim=1, keepdim=True)
+        if self.config.weighting == "learned":
+            word_share_TW = softmax_share(self.word_weight(words_TWD), word_weight_TW > 0)
+        one_T1 = torch.ones_like(word_share_TW[:, :1])
+        by_sentence_TV = self._level(sentence_T1D, sentence_weight_T1, one_T1, video)
+        return (by_sentence_TV + self._level(words_TWD, word_weight_TW, word_share_TW, video)) / 2
 
-    def _level(self, tokens_TWD: Tensor, weight_TW: Tensor, video: VideoFeatures) -> Tensor:
+    def _level(self, tokens_TWD: Tensor, weight_TW: Tensor, share_TW: Tensor, video: VideoFeatures) -> Tensor:
         """Half of what the tokens find among the frames and half of what the frames find, [T, V]."""
         frames_VFD, mask_VF = unit(video.frames_VFD), video.mask_VF
         is_real_TWVF = (weight_TW > 0)[..., None, None] & mask_VF
@@ -108,10 +118,11 @@ class Dmae(Peer):
         found_TWV1 = own_TWVF.gather(-1, best_TWV1) + self.config.neighbour_weight * alike_TWV1 * (
             own_TWVF.gather(-1, second_TWV1)
         )
-        word_share_TW = weight_TW / weight_TW.sum(dim=1, keepdim=True)
         frame_share_VF = mask_VF.to(weight_TW.dtype) / mask_VF.sum(dim=1, keepdim=True)
+        if self.config.weighting == "learned":
+            frame_share_VF = softmax_share(self.frame_weight(frames_VFD), mask_VF)
         best_TVF = masked_TWVF.amax(dim=1).masked_fill(~mask_VF, 0)
-        by_words_TV = torch.einsum("twv,tw->tv", found_TWV1.squeeze(-1), word_share_TW)
+        by_words_TV = torch.einsum("twv,tw->tv", found_TWV1.squeeze(-1), share_TW)
         return (by_words_TV + torch.einsum("tvf,vf->tv", best_TVF, frame_share_VF)) / 2
 
     def training_parts(
@@ -170,6 +181,11 @@ class Importance(nn.Module):
         weight_BN = self.output(F.gelu(self.hidden(both_BNE))).squeeze(-1).sigmoid()
         share_BN: Tensor = weight_BN / weight_BN.sum(dim=-1, keepdim=True)
         return share_BN
+
+
+def softmax_share(logits_ON1: Tensor, mask_ON: Tensor) -> Tensor:
+    """The share of each token, [O, N]; zero on padding."""
+    return logits_ON1.squeeze(-1).masked_fill(~mask_ON, float("-inf")).softmax(dim=-1)
 
 
 def nearest_frames(frames_VFD: Tensor, mask_VF: Tensor) -> tuple[Tensor, Tensor]:
