@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_a_table_of_rows_and_seeds(files):
     hits = [rank == "1" for row in forward for rank in row]
     expected = numbers["rows"][0]["text_to_video"]["recall_at_1"]["mean"]
     assert sum(hits) / len(hits) == pytest.approx(expected)
+    with (files / "out" / "selection.csv").open() as file:
+        evaluations = list(csv.DictReader(file))
+    chosen = [each for each in evaluations if each["chosen"] == "1"]
+    assert [(each["row"], each["seed"]) for each in chosen] == [
+        (row["name"], str(seed)) for row in numbers["rows"] for seed in (0, 1)
+    ]
+    for each in chosen:  # the best of its run
+        own = [one for one in evaluations if (one["row"], one["seed"]) == (each["row"], each["seed"])]
+        best = max(float(one["text_to_video/recall_at_1"]) for one in own)
+        assert float(each["text_to_video/recall_at_1"]) == best
 
     late = stamps()
     second = run(*ablate, "--seeds", 2)

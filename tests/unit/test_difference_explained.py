@@ -14,7 +14,7 @@ from gare.evaluate import dual_softmax, evaluate_scores, evaluation_result, pair
 from gare.evaluate.difference_explained import GridCandidates, ResultCandidates, explain, explanation_markdown
 from gare.evaluate.named_measures import MAIN_MEASURES, Measure
 from gare.evaluate.protocol_grid import Protocol, ProtocolGrid
-from gare.evaluate.reported_numbers import parse_reported, read_mteb_result
+from gare.evaluate.reported_numbers import is_mteb_result, parse_reported, read_mteb_result
 from gare.evaluate.score_files import write_scores
 from gare.evaluate.score_table import table_of_matrix
 
@@ -116,6 +116,8 @@ def test_the_paired_interval_is_that_of_resampled_queries():
         ("R@1=120", "R@1 cannot be 120"),
         ("wrong=5", "not a measure known here"),
         (",", "no number was given"),
+        ("R@1=53,8", "names a measure twice"),
+        ("R@99999999999999999999=3", "not a measure known here"),
         ("missing.json", "neither a file nor a number"),
     ],
 )
@@ -155,6 +157,40 @@ def test_compare_explains_a_result_of_mteb(files):
     outcome = run("compare", files / "a.safetensors", files / "mteb.json", "--changes", 1)
     assert outcome.exit_code == 0
     assert "nothing is to be explained" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mteb_dataset_name": "T", "test": {"evaluation_time": 1.0, "recall_at_1": 0.5}},
+        {"mteb_version": "1.0", "dataset_revision": "x", "test": {"en": {"recall_at_1": 0.5}}},
+        {"task_name": "T", "scores": {"test": [{"recall_at_1": 0.5, "ndcg_at_10": None}]}},
+    ],
+)
+def test_results_of_other_versions_of_mteb_are_read(tmp_path, values):
+    (tmp_path / "mteb.json").write_text(json.dumps(values))
+    assert is_mteb_result(values)
+    (number,) = read_mteb_result(tmp_path / "mteb.json").numbers["text_to_video"]
+    assert (str(number.measure), number.value) == ("R@1", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({}, "has 0 splits"),
+        ([], "has 0 splits"),
+        ({"test": [{"recall_at_1": 0.1}], "dev": [{"recall_at_1": 0.2}]}, "has 2 splits"),
+        ({"test": [{"accuracy": 0.1}]}, "is it a retrieval task"),
+        ({"test": [{"recall_at_1": None}]}, "is it a retrieval task"),
+        ({"test": [{"recall_at_1": float("nan")}]}, "recall_at_1 is nan"),
+        ({"test": [{"recall_at_1": 53.8}]}, "between 0 and 1"),
+        ({"test": [{"recall_at_1": "0.5"}]}, "between 0 and 1"),
+    ],
+)
+def test_results_of_mteb_without_numbers_are_refused(tmp_path, scores, message):
+    (tmp_path / "mteb.json").write_text(json.dumps({"task_name": "T", "scores": scores}))
+    with pytest.raises(EvaluationError, match=message):
+        read_mteb_result(tmp_path / "mteb.json")
 
 
 def test_compare_explains_a_typed_number_as_json(files):

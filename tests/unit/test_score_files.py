@@ -233,6 +233,11 @@ def test_what_cannot_be_read_is_said(tmp_path, name, content, message):
         ("q Q0 d 1 1 t\nr Q0 d 1 1 t", "q 0 d 1\nq 0 e 1\nr 0 d 1", "relevant to 'q' and to 'r'"),
         ("q Q0 d 1 nan t", "q 0 d 1", "not a finite number"),
         ("q Q0 d 1 1 t", "q d", "qrels have four columns"),
+        (
+            "\n".join(f"q{i} Q0 w{i} 1 1 t" for i in range(10)),
+            "\n".join(f"q{i} 0 v{i} 1" for i in range(10)),
+            "no document of the qrels, such as 'v0', is in the run, which has 'w0'",
+        ),
     ],
 )
 def test_a_run_and_qrels_that_do_not_fit_are_refused(tmp_path, run, qrels, message):

@@ -32,7 +32,8 @@ _KINDS: dict[str, Kind] = {
     "mnr": "mean_rank",
     "mean_rank": "mean_rank",
 }
-_NAME = re.compile(r"([a-z_]+?)(?:(?:@|_at_)([1-9]\d*))?")
+_NAME = re.compile(r"([a-z_]+?)(?:(?:@|_at_)([1-9]\d{0,8}))?")
+"""Beyond nine digits a cutoff is a mistake: no gallery is so large."""
 
 
 @dataclass(frozen=True)

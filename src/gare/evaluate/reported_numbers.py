@@ -70,6 +70,11 @@ def parse_reported(text: str, direction: Direction = "text_to_video") -> Reporte
             ) from None
     if not numbers:
         raise EvaluationError("no number was given; write R@1=53.8,R@5=80.1, in percent")
+    measures = [number.measure for number in numbers]
+    if len(set(measures)) < len(measures):
+        raise EvaluationError(
+            f"'{text}' names a measure twice; write R@1=53.8,R@5=80.1, with a point in a number"
+        )
     return ReportedSet(text, {direction: tuple(numbers)}, {})
 
 
@@ -99,23 +104,46 @@ def reported_by_grid(grid: ProtocolGrid, source: str) -> ReportedSet:
 
 def read_mteb_result(path: Path, direction: Direction = "text_to_video") -> ReportedSet:
     """The numbers of a result file of MTEB: of its only split and subset."""
-    values = read_json(path)
-    entries = [entry for of_split in dict(values["scores"]).values() for entry in of_split]
+    entries = _mteb_entries(read_json(path))
     if len(entries) != 1:
         raise EvaluationError(
             f"{path} has {len(entries)} splits and subsets; keep the one that is to be explained"
         )
     wanted = ("ndcg_at_10", "hit_rate_at_1", "recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10")
-    found = {Measure.named(name): entries[0][name] for name in wanted if name in entries[0]}
+    found = {name: entries[0][name] for name in wanted if entries[0].get(name) is not None}
     if not found:
         raise EvaluationError(f"{path} has none of {', '.join(wanted)}; is it a retrieval task?")
-    numbers = tuple(Reported(measure, float(value), MTEB_ROUNDING) for measure, value in found.items())
+    for name, value in found.items():
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise EvaluationError(f"{path}: {name} is {value!r}; MTEB writes a share between 0 and 1")
+    by_measure = {Measure.named(name): float(value) for name, value in found.items()}
+    numbers = tuple(Reported(measure, value, MTEB_ROUNDING) for measure, value in by_measure.items())
     return ReportedSet(str(path), {direction: numbers}, {})
 
 
 def is_mteb_result(values: object) -> bool:
-    """Whether JSON is a result file of MTEB."""
-    return isinstance(values, dict) and {"scores", "task_name"} <= set(values)
+    """Whether JSON is a result file of MTEB, of a version before 1.11 too (without "scores")."""
+    if not isinstance(values, dict):
+        return False
+    return {"scores", "task_name"} <= set(values) or bool(_OLD_MTEB & set(values))
+
+
+_OLD_MTEB = {"mteb_version", "mteb_dataset_name"}
+
+
+def _mteb_entries(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The numbers of every split and subset. Old files have a split, or its subsets, beside the facts."""
+    if "scores" in values:
+        splits = values["scores"].values() if isinstance(values["scores"], dict) else [values["scores"]]
+        parts = [part for split in splits for part in (split if isinstance(split, list) else [split])]
+    else:
+        splits = [part for part in values.values() if isinstance(part, dict)]
+        parts = [
+            part
+            for split in splits
+            for part in ([each for each in split.values() if isinstance(each, dict)] or [split])
+        ]
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def is_own_result(values: object) -> bool:

@@ -24,6 +24,8 @@ Run = Mapping[str, Mapping[str, float]]
 Qrels = Mapping[str, Mapping[str, int]]
 """Relevance by query and document; above 0 is relevant."""
 QuerySide = Literal["texts", "videos"]
+FEWEST_TO_DOUBT = 10
+"""So many right documents that no query has found are ids of another kind, not bad luck."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,13 @@ def table_of_run(run: Run, qrels: Qrels, query_side: QuerySide | None = None) ->
     if unknown:
         raise EvaluationError(
             f"{len(unknown):,} queries of the run are not in the qrels, such as '{unknown[0]}'"
+        )
+    right = {document for of_query in qrels.values() for document in of_query}
+    listed = {document for answers in run.values() for document in answers}
+    if len(right) >= FEWEST_TO_DOUBT and not right & listed:
+        raise EvaluationError(
+            f"no document of the qrels, such as '{min(right)}', is in the run, which has '{min(listed)}': "
+            "their ids must be the same"
         )
     documents = list(
         dict.fromkeys(name for source in (qrels, run) for query in queries for name in source[query])

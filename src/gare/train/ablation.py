@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -25,9 +26,10 @@ from gare.evaluate.significance import bootstrap_intervals, mean_and_std, paired
 from gare.model import GARE
 from gare.settings import NotEmpty, Settings
 from gare.train.run_config import DataConfig, RunConfig
+from gare.train.run_log import METRICS_FILE
 from gare.train.scoring_costs import FAST, ScoringCosts, scoring_costs
 from gare.train.training_frames import cached_videos, open_source
-from gare.train.training_run import CONFIG_FILE, LAST, train
+from gare.train.training_run import BEST, CONFIG_FILE, LAST, train
 
 SHOWN = ("recall_at_1", "recall_at_5", "recall_at_10", "median_rank", "mean_rank")
 
@@ -285,13 +287,37 @@ def save_table(
     folder: Path,
     costs: Mapping[str, ScoringCosts] | None = None,
 ) -> Path:
-    """Write table.md, table.json, and ranks.csv with the rank of every query in every run."""
+    """Write table.md and table.json; ranks.csv: the rank of every query in every run; selection.csv: what
+    every run said of the split that chose its checkpoint.
+    """
     numbers = summarise(ablation, results, costs)
     runs = {f"{name}/{run.seed}": run for name, of_row in results.items() for run in of_row}
     write_run_ranks(runs, folder / "ranks.csv")
+    _write_selection(results, folder)
     atomic.write_text(folder / "table.json", json.dumps(numbers, indent=1) + "\n")
     atomic.write_text(folder / "table.md", ablation_table(ablation, results, costs))
     return folder / "table.md"
+
+
+def _write_selection(results: dict[str, list[EvaluationResult]], folder: Path) -> None:
+    """A line an evaluation; "chosen" is 1 where its checkpoint is the one of the table."""
+    measures = [f"{way}/{name}" for way in ("text_to_video", "video_to_text") for name in METRIC_NAMES]
+    with atomic.replacing(folder / "selection.csv") as part, part.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", "seed", "split", "step", "chosen", *measures])
+        for name, runs in results.items():
+            for run in runs:
+                cell = folder / _slug(name) / f"seed-{run.seed}"
+                selection = cell / BEST / "selection.json"
+                if not selection.exists():  # results alone were kept
+                    continue
+                chosen = json.loads(selection.read_text(encoding="utf-8"))["step"]
+                for line in (cell / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+                    record = json.loads(line)
+                    if "split" in record:
+                        facts = [name, run.seed, record["split"], record["step"]]
+                        is_chosen = int(record["step"] == chosen)
+                        writer.writerow([*facts, is_chosen, *(record.get(each) for each in measures)])
 
 
 def _slug(name: str) -> str:
