@@ -27,7 +27,8 @@ class ImageFit:
             the long side to `size`, grey above and below. `tiles`: overlapping squares that cover the
             picture, laid out in a square of four (`lay_out_tiles`). `patches`: the picture keeps its shape,
             is cut into patches, and these are laid out in a square (`lay_out_patches`).
-        edge: crop and squash bring a side to this many pixels first and cut `size` out of the middle.
+        edge: crop and squash bring a side to this many pixels first and cut `size` out of the middle, with
+            black around a smaller one.
         resample: the filter.
         patch: the side of a patch, for `patches`.
         max_patches: the most patches of a picture, for `patches`.
@@ -91,8 +92,14 @@ def fit_image(image: Image.Image, size: int, fit: ImageFit) -> Image.Image:
         return image.resize((width, height), _filter(fit)).crop((left, top, left + size, top + size))
     # In one step, so that what is cut off is never computed. Pixels differ a little from those of two steps.
     x, y = image.width / width, image.height / height
-    box = (left * x, top * y, (left + size) * x, (top + size) * y)
-    return image.resize((size, size), _filter(fit), box)
+    right, bottom = min(left + size, width), min(top + size, height)
+    shown = (max(left, 0), max(top, 0))
+    box = (shown[0] * x, shown[1] * y, right * x, bottom * y)
+    resized = image.resize((right - shown[0], bottom - shown[1]), _filter(fit), box)
+    if resized.size == (size, size):
+        return resized
+    left, top = left - shown[0], top - shown[1]
+    return resized.crop((left, top, left + size, top + size))  # black around it
 
 
 def _short_side_to(edge: int, size: tuple[int, int], fit: ImageFit) -> tuple[int, int]:

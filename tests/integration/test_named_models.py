@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from clips import write_video
-from dual_encoders import FAMILIES, TEXTS, own_cosine, pictures, save_family, word_tokenizer
+from dual_encoders import FAMILIES, SMALL, TEXTS, own_cosine, pictures, save_family, word_tokenizer
 from encoder_laws import LAWS
 from gare import GARE, Library
 from gare.bench.encode_bench import benchmark_encode
@@ -24,6 +24,7 @@ from gare.data.video import read_frames
 from gare.errors import CheckpointError, LibraryError
 from gare.library.index.index_run import IndexOptions
 from toy_data import recipe, write_dataset
+from warm import run_gare
 
 ONE = IndexOptions(num_workers=1)
 
@@ -171,7 +172,23 @@ def test_a_text_model_is_refused(tmp_path):
     BertModel(
         BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     ).save_pretrained(tmp_path)
-    assert "is a BertModel, which has no vectors for texts and pictures" in refused(tmp_path)
+    assert "is a BertModel, a model for texts alone" in refused(tmp_path)
+
+
+def test_a_picture_model_is_refused(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    assert "is a ViTModel, a model for pictures alone" in refused(tmp_path)
+
+
+def test_a_clip_model_is_refused(tmp_path):
+    from transformers import XCLIPConfig, XCLIPModel
+
+    vision = SMALL | {"mit_hidden_size": 32, "mit_intermediate_size": 37, "mit_num_attention_heads": 4}
+    config = XCLIPConfig(text_config=SMALL | {"vocab_size": 99}, vision_config=vision, projection_dim=32)
+    XCLIPModel(config).save_pretrained(tmp_path)
+    assert "is a XCLIPModel, without vectors for pictures" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +224,17 @@ def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):
     assert "1 are missing or of another shape (first: text_projection.weight)" in refused(folder)
 
 
+def test_weights_of_another_shape_are_one_line(folder_of, tmp_path):
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["projection_dim"] = 25
+    (folder / "config.json").write_text(json.dumps(config))
+    done = run_gare("index", tmp_path, "--model", folder, "--library", tmp_path / "library")
+    assert done.returncode == 1
+    assert "2 are missing or of another shape (first: text_projection.weight)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -215,8 +243,16 @@ def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):
         {"rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]},
         {"do_normalize": False, "resample": 1},
         {"size": {"height": 40, "width": 40}},
+        {"size": {"shortest_edge": 28}},
     ],
-    ids=["bytes, normalised", "bytes", "from -1 to 1", "not normalised, Lanczos", "squashed, then cropped"],
+    ids=[
+        "bytes, normalised",
+        "bytes",
+        "from -1 to 1",
+        "not normalised, Lanczos",
+        "squashed, then cropped",
+        "black around it",
+    ],
 )
 def test_pixels_are_scaled_as_the_processor_says(settings, folder_of, tmp_path):
     folder = copied(folder_of("clip"), tmp_path / "model")

@@ -32,6 +32,12 @@ def noise(width: int, height: int) -> Image.Image:
             ImageFit(edge=40, as_processor=True),
         ),
         (
+            "CLIPImageProcessorPil",
+            {"size": {"shortest_edge": 27}, "crop_size": {"height": 32, "width": 32}},
+            32,
+            ImageFit(edge=27, as_processor=True),
+        ),
+        (
             "SiglipImageProcessorPil",
             {"size": {"height": 48, "width": 48}, "resample": 2},
             48,
@@ -82,7 +88,12 @@ def test_patches_are_those_of_the_processor(width, height, patch, most):
 
 
 def test_a_line_of_pixels_does_not_fill_the_memory():
-    assert fit_image(Image.new("RGB", (200_000, 1)), 32, ImageFit(as_processor=True)).size == (32, 32)
+    line = Image.new("RGB", (200_000, 1), "white")
+    assert fit_image(line, 32, ImageFit(as_processor=True)).size == (32, 32)
+    black_around = np.asarray(fit_image(line, 32, ImageFit(edge=28, as_processor=True)))
+    assert (black_around[2:30] == 255).all()
+    assert black_around.shape == (32, 32, 3)
+    assert black_around.sum() == 255 * 28 * 32 * 3
 
 
 def test_what_is_the_default_is_not_written():

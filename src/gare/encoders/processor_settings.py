@@ -97,7 +97,7 @@ def load_processor(folder: Path) -> Processor:
         )
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder} has no image processor that can be used ({_first_line(error)}). It says how pictures "
+            f"{folder} has no image processor that can be used ({first_line(error)}). It says how pictures "
             "are resized and normalised: the folder needs preprocessor_config.json or processor_config.json"
         ) from None
     tokenizer = load_tokenizer(folder)
@@ -120,7 +120,7 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer(["a dog"])
     except Exception as error:  # every tokeniser fails in its own way
         raise CheckpointError(
-            f"{folder} has no tokeniser that can be used ({_first_line(error)}). The folder needs the files "
+            f"{folder} has no tokeniser that can be used ({first_line(error)}). The folder needs the files "
             "of its tokeniser, such as tokenizer.json"
         ) from None
     return tokenizer
@@ -144,7 +144,7 @@ def read_pictures(processor: Processor, folder: Path) -> PictureSettings:
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
         raise CheckpointError(
             f"the image processor of {folder} ({kind}) makes pixels in a way that gare cannot follow: "
-            f"{_first_line(error)}. gare knows: resize and crop, resize to a square, patches of SigLIP 2"
+            f"{first_line(error)}. gare knows: resize and crop, resize to a square, patches of SigLIP 2"
         ) from None
     return settings
 
@@ -179,8 +179,6 @@ def _settings(images: Any, given: dict[str, Tensor]) -> PictureSettings:
         edge = int(size["height"])
     else:
         mode, edge = "crop", int(size["shortest_edge"])
-    if edge < width:
-        raise ValueError(f"it crops {width} pixels out of {edge}")
     return PictureSettings(width, mean, std, mode, None if edge == width else edge, resample)
 
 
@@ -278,6 +276,12 @@ def _positions(config: Any) -> int | None:
     return int(positions) - (int(text.pad_token_id) + 1 if is_roberta and text.pad_token_id else 0)
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(". ")
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line, and in the next one where the first only announces it.
+
+    >>> first_line(ValueError("Not valid:\\n    4 heads for a width of 30.\\n    More"))
+    'Not valid: 4 heads for a width of 30'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    is_announced = lines[0].endswith(":") and len(lines) > 1
+    return (f"{lines[0]} {lines[1]}" if is_announced else lines[0]).rstrip(". ")

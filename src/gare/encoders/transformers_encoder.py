@@ -25,6 +25,7 @@ from gare.encoders.processor_settings import (
     PictureSettings,
     Processor,
     TextSettings,
+    first_line,
     load_processor,
     load_tokenizer,
     read_pictures,
@@ -159,7 +160,7 @@ class TransformersEncoder(Encoder):
         except (RuntimeError, ValueError, IndexError) as error:
             raise CheckpointError(
                 f"the tokeniser does not fit the text tower of this {type(self._runner[0]).__name__}: "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from None
         self.train(was_training)
         return not torch.allclose(short_TD[0], both_TD[0], atol=1e-4 * float(short_TD.abs().max()))
@@ -256,13 +257,13 @@ def _load_model(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config may be broken in any way
         raise CheckpointError(
-            f"{folder} is not a model that this version of transformers knows: {_first_line(error)}. Models "
+            f"{folder} is not a model that this version of transformers knows: {first_line(error)}. Models "
             "that bring code of their own (trust_remote_code) are not run: it would be code of strangers"
         ) from None
     model_class = _model_class(config, folder)
     refuse_pickles(folder)
     try:
-        with _without_progress():
+        with _quiet():
             model, loaded = model_class.from_pretrained(
                 folder,
                 config=config,
@@ -270,29 +271,34 @@ def _load_model(folder: Path) -> Any:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, in one line
             )
     except Exception as error:  # truncated, damaged, of other shapes: each fails in its own way
-        raise CheckpointError(f"the weights in {folder} cannot be loaded: {_first_line(error)}") from None
-    missing = sorted(name for name in loaded["missing_keys"] if name not in _NOT_USED)
-    if missing or loaded.get("mismatched_keys"):
-        first = missing[0] if missing else sorted(map(str, loaded["mismatched_keys"]))[0]
+        raise CheckpointError(f"the weights in {folder} cannot be loaded: {first_line(error)}") from None
+    # A key of another shape comes with both shapes.
+    other_shapes = [each if isinstance(each, str) else each[0] for each in loaded["mismatched_keys"]]
+    lacking = sorted(name for name in {*loaded["missing_keys"], *other_shapes} if name not in _NOT_USED)
+    if lacking:
         raise CheckpointError(
             f"the weights in {folder} are not those of a whole {model_class.__name__}: "
-            f"{max(len(missing), 1)} are missing or of another shape (first: {first})"
+            f"{len(lacking)} are missing or of another shape (first: {lacking[0]}). Its config.json or its "
+            "weights are of another model, or not complete; download or save it again"
         )
     return model.eval()
 
 
 @contextmanager
-def _without_progress() -> Iterator[None]:
-    """Loading takes a second: no bar for it."""
+def _quiet() -> Iterator[None]:
+    """No progress bar, since loading takes a second, and no report of many lines: an error says it in one."""
     from transformers.utils import logging
 
-    was_shown = logging.is_progress_bar_enabled()
+    was_shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_shown:
             logging.enable_progress_bar()
 
@@ -311,9 +317,12 @@ def _model_class(config: Any, folder: Path) -> Any:
         if not hasattr(model_class, method)
     ]
     if lacking:
+        alone = {"input_ids": "texts", "pixel_values": "pictures"}.get(model_class.main_input_name)
+        is_alone = len(lacking) == 2 and alone is not None and not hasattr(config, "vision_config")
+        what = f"a model for {alone} alone" if is_alone else f"without vectors for {' and '.join(lacking)}"
         raise CheckpointError(
-            f"{folder} is a {model_class.__name__}, which has no vectors for {' and '.join(lacking)}. gare "
-            "needs a dual encoder: a tower for texts and one for pictures, such as CLIP or SigLIP"
+            f"{folder} is a {model_class.__name__}, {what}. gare needs a dual encoder: a tower for texts and "
+            "one for pictures, such as CLIP or SigLIP"
         )
     return model_class
 
@@ -362,8 +371,3 @@ def _without_version(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if key not in ("transformers_version", "_name_or_path", "architectures", "dtype")
     }
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(". ")
