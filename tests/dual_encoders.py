@@ -245,6 +245,18 @@ def _blip(folder: Path) -> Any:
     return t.BlipModel(config), t.BlipProcessor(images, word_tokenizer(folder, model_max_length=40))
 
 
+def _owlvit(folder: Path) -> Any:
+    import transformers as t
+
+    config = t.OwlViTConfig(
+        text_config={**SMALL, "vocab_size": 99, "max_position_embeddings": 20, "eos_token_id": 2},
+        vision_config={**SMALL, "image_size": 32, "patch_size": 8},
+        projection_dim=24,
+    )
+    images = t.OwlViTImageProcessorPil(size={"height": 32, "width": 32})
+    return t.OwlViTModel(config), t.OwlViTProcessor(images, word_tokenizer(folder, model_max_length=20))
+
+
 FAMILIES: dict[str, Callable[[Path], Any]] = {
     "clip": _clip,
     "siglip": _siglip,
@@ -259,6 +271,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "aimv2": _aimv2,
     "vision_text_dual_encoder": _vision_text_dual_encoder,
     "blip": _blip,
+    "owlvit": _owlvit,
 }
 
 

@@ -131,16 +131,17 @@ def runs(names: list[str]) -> list[str]:
     return [name for name, before in zip(names, ["", *names], strict=False) if name != before]
 
 
+@pytest.mark.parametrize("kind", ["folder", "s3", "postgres"])
 def test_two_hundred_items_change_while_a_client_searches_are_killed_go_on_and_go_back(
-    videos: Path, models: tuple[Path, Path], tmp_path: Path
+    kind: str, videos: Path, models: tuple[Path, Path], new_library: Any, tmp_path: Path
 ):
     old, new = models
-    place = tmp_path / "library"
+    place = new_library(kind)
     with Library.open(place, model=old) as library:
         library.index(videos, options=SPLIT)
         assert len(library) == NUM_ITEMS
     says = {"old": answers(place, old)}
-    with ServeProcess(place, options=PATIENT) as server:
+    with ServeProcess(place, options=PATIENT, log_folder=tmp_path) as server:
         client = Client(server)
         client.start()
         try:

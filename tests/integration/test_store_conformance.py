@@ -200,6 +200,8 @@ def test_notes_are_kept(store: Store, uri: str):
     store.set_notes({"audit": "it's 2"})
     other = open_store(uri)
     assert other.get_notes() == {"folders": '["/a"]', "audit": "it's 2"}
+    store.set_notes({"audit": "3"})
+    assert other.get_notes()["audit"] == "3"  # at once: which vectors are current is a note
     other.close()
 
 

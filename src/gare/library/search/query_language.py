@@ -12,6 +12,7 @@ UNWANTED = -0.5
 
 # A sign that stands by itself, or a minus in front of a word; "semi-final" and "rock - paper" are told apart.
 _SIGN = re.compile(r"(?:^|\s)([+-])(?=\s|$)|(?:^|\s)(-)(?=[^\s\d-])")
+_QUOTES = '"“”„«»'  # around a whole term; a phone types the curly ones
 _WEIGHT = re.compile(r"\^(\d+(?:\.\d+)?)$")
 _MOST_WEIGHT = 1000.0  # any more would not change the order, but leave the numbers of float32
 
@@ -60,5 +61,8 @@ def _term(text: str, weight: float) -> Term | None:
         if factor > _MOST_WEIGHT:
             raise QueryError(f"a weight of ^{found[1][:20]} is too much; the most is ^{_MOST_WEIGHT:g}")
         weight *= factor
-    text = text.strip('"').strip()
+    bare = text.strip(_QUOTES).strip()
+    is_quoted = text[:1] in _QUOTES and text[-1:] in _QUOTES and not set(bare) & set(_QUOTES)
+    if is_quoted or not bare:
+        text = bare
     return Term(text, weight) if text and weight else None

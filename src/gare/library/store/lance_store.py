@@ -296,14 +296,14 @@ class LanceStore(Store):
 
     def get_notes(self) -> dict[str, str]:
         with explained(self.uri):
-            facts = self._read_facts()
+            facts = self._read_facts(fresh=True)
         return {key.removeprefix(_NOTE): value for key, value in facts.items() if key.startswith(_NOTE)}
 
     def set_notes(self, notes: Mapping[str, str]) -> None:
         self._write_facts({_NOTE + key: value for key, value in notes.items()})
 
-    def _read_facts(self) -> dict[str, str]:
-        table = self._facts.snapshot().dataset.to_table()
+    def _read_facts(self, *, fresh: bool = False) -> dict[str, str]:
+        table = self._facts.snapshot(fresh=fresh).dataset.to_table()
         return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
     def _write_facts(self, facts: Mapping[str, str]) -> None:

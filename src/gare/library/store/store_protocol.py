@@ -172,7 +172,10 @@ class Store(ABC):
 
     @abstractmethod
     def get_notes(self) -> dict[str, str]:
-        """Small facts kept with the library: its folders, the last audit."""
+        """Small facts kept with the library: its folders, the last audit, which vectors are current.
+
+        As they are now: what is forgotten a moment after a change of model depends on it.
+        """
 
     @abstractmethod
     def set_notes(self, notes: Mapping[str, str]) -> None:
