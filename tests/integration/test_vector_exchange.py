@@ -87,6 +87,8 @@ def test_a_file_is_not_overwritten_unless_asked_and_never_half_written(library, 
     target.write_text("mine")
     with pytest.raises(LibraryError, match="exists already"):
         library.export(target)
+    with pytest.raises(LibraryError, match=r"written as Parquet; name the file vectors\.parquet"):
+        library.export(tmp_path / "vectors.csv")
     scan = library.store.scan
 
     def broken(**options):

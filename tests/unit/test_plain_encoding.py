@@ -42,6 +42,8 @@ def test_a_single_text_has_one_vector_of_length_one(model):
     assert one.dtype == np.float32
     assert (one.shape, many.shape) == ((model.dim,), (3, model.dim))
     np.testing.assert_allclose(one, many[0], atol=1e-6)
+    for column in (np.array(TEXTS), np.array(TEXTS, dtype=object)):
+        np.testing.assert_array_equal(model.encode(column), many)
     np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1, atol=1e-6)
     raw = model.encode(TEXTS, normalize_embeddings=False)
     np.testing.assert_allclose(raw, model.encode_text(TEXTS).text_TD.numpy(), atol=1e-6)

@@ -78,6 +78,8 @@ def export_vectors(
     import pyarrow.parquet as pq
 
     target = Path(path).expanduser()
+    if target.suffix not in ("", ".parquet", ".pq"):
+        raise LibraryError(f"vectors are written as Parquet; name the file {target.stem}.parquet")
     _check_free(target, overwrite)
     schema = _export_schema(store.stamp)
     columns = [*_FACTS, "vector", "frames_key", "vectors", "times"]

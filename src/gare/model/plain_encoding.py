@@ -166,6 +166,8 @@ def _frames_of(array: np.ndarray) -> list[Image.Image]:
 
 
 def _is_single(inputs: Any) -> bool:
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UTO":  # a column of texts
+        return False
     return isinstance(inputs, str | os.PathLike | Image.Image | np.ndarray | Tensor)
 
 
