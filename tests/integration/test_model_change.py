@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from browser import chromium, serious_violations
+from clips import write_video
 from gare import GARE, GareConfig
 from gare.errors import LibraryError
 from gare.library.index.index_run import IndexOptions
@@ -278,6 +280,59 @@ def test_tags_dates_and_deletions_go_along_also_those_of_the_last_moment(
         found = {row["id"]: row for row in library.items()}
         assert {item: row["tags"] for item, row in found.items()} == {second: ["before"], third: ["late"]}
         assert all(row["added"] == added[item] for item, row in found.items())
+
+
+class Channel:
+    """An encoder that sees whether one of the colours is bright: every model has shots of its own."""
+
+    image_size = 16
+
+    def __init__(self, channel: int) -> None:
+        self.name = self.fingerprint = f"channel {channel}"
+        self.channel = channel
+
+    def encode_texts(self, texts: list[str]) -> np.ndarray:
+        return np.ones((len(texts), 2))
+
+    def encode_images(self, images: list[np.ndarray]) -> np.ndarray:
+        is_bright = [image[..., self.channel].mean() > 127 for image in images]
+        return np.eye(2)[np.array(is_bright, dtype=int)]
+
+
+def ranges(library: Library) -> set[tuple[str, float, float]]:
+    return {(Path(row["path"]).name, row["start"], row["end"]) for row in library.items()}
+
+
+def test_moments_that_another_model_cuts_elsewhere_are_kept(tmp_path: Path):
+    """Items of films are ranges that depend on the model: other ranges are no deletions."""
+    folder = tmp_path / "films"
+    folder.mkdir()
+    colours = ["black"] * 7 + ["red"] * 7 + ["magenta"] * 7  # red changes after 7 seconds, blue after 14
+    pictures = [Image.new("RGB", (64, 48), colour) for colour in colours]
+    for name in ("kept", "deleted", "deleted later"):
+        write_video(folder / f"{name}.mp4", range(len(colours)), pictures=pictures, size=(64, 48))
+    with Library.open(tmp_path / "fresh", model=Channel(2)) as library:
+        library.index(folder)
+        expected = ranges(library)
+    with Library.open(tmp_path / "library", model=Channel(0)) as library:
+        library.index(folder)
+        before = ranges(library)
+        assert before != expected
+
+        def without(items: set[tuple[str, float, float]], *names: str) -> set[tuple[str, float, float]]:
+            return {item for item in items if item[0] not in names}
+
+        def delete(name: str) -> None:
+            library.delete([next(row["id"] for row in library.items() if Path(row["path"]).name == name)])
+
+        delete("deleted.mp4")
+        library.change_model(Channel(2))
+        assert ranges(library) == without(expected, "deleted.mp4")
+        library.use_model("channel 0")
+        assert ranges(library) == without(before, "deleted.mp4")
+        delete("deleted later.mp4")
+        library.use_model("channel 2")
+        assert ranges(library) == without(expected, "deleted.mp4", "deleted later.mp4")
 
 
 def test_what_is_indexed_meanwhile_is_encoded_before_the_change(few: Path, models: Any, tmp_path: Path):

@@ -20,7 +20,7 @@ from gare.library.index.index_run import IndexOptions, choose_segmentation, inde
 from gare.library.index.plan import Known, read_ledger
 from gare.library.index.scan import is_below
 from gare.library.store import ModelStamp, Store
-from gare.library.store.store_schema import frame_schema, item_schema
+from gare.library.store.store_schema import frame_schema, is_dense, item_schema
 from gare.library.vector_sets import VectorSets
 from gare.model import GARE
 
@@ -146,6 +146,8 @@ class _Remark:
     path: str
     tags: tuple[str, ...]
     added: datetime
+    is_moment: bool
+    """A range of the frames of its file. Each model has ranges of its own, and they are deleted together."""
 
 
 @dataclass
@@ -157,9 +159,10 @@ class _Remarks:
     @classmethod
     def read(cls, store: Store) -> _Remarks:
         found: dict[str, _Remark] = {}
-        for batch in store.scan(columns=["id", "path", "tags", "added"]):
+        for batch in store.scan(columns=["id", "path", "tags", "added", "frames_key"]):
             for row in batch.to_pylist():
-                found[row["id"]] = _Remark(row["path"], tuple(row["tags"]), row["added"])
+                is_moment = is_dense(row["frames_key"])
+                found[row["id"]] = _Remark(row["path"], tuple(row["tags"]), row["added"], is_moment)
         return cls(found)
 
     def of_files(self) -> dict[str, _Remark]:
@@ -168,7 +171,7 @@ class _Remarks:
         for remark in self.by_id.values():
             known = files.setdefault(remark.path, remark)
             tags = tuple(sorted({*known.tags, *remark.tags}))
-            files[remark.path] = _Remark(remark.path, tags, min(known.added, remark.added))
+            files[remark.path] = replace(remark, tags=tags, added=min(known.added, remark.added))
         return files
 
 
@@ -184,7 +187,7 @@ def _carry_over(remarks: _Remarks, source: Store, target: Store, *, drops_files:
     changes: dict[str, _Remark] = {}
     gone: list[str] = []
     for item, mine in _Remarks.read(target).by_id.items():
-        said = remarks.by_id.get(item)
+        said = remarks.by_id.get(item) or (of_files.get(mine.path) if mine.is_moment else None)
         before, now = known.get(mine.path), there.get(mine.path)
         if said is None and before is not None and _is_same_file(before, now):
             gone.append(item)  # the same file in the same segments: somebody deleted this one
