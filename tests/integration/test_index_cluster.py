@@ -21,9 +21,12 @@ import torch
 from clips import steady, write_video
 from cluster_scene import DRIVER, NUM_VIDEOS, Scene, check_report
 from gare import GARE, GareConfig, Library
+from gare.cluster.index_cluster import Supervisor
 from gare.cluster.ray_link import connected
 from gare.cluster.run_status import RunStatus
+from gare.errors import ClusterError
 from gare.library.index.object_files import SCRATCH_VARIABLE
+from gare.version import __version__
 from library_state import State, read_state
 from ray_machines import DoomedMachines, Machines
 from servers import HANG_S, PRIMARY, Postgres, SeaweedFS, address_of_all, kill_hard, replicated, wait_until
@@ -310,6 +313,43 @@ def test_the_commands_say_what_they_do(machines: Machines, scene: Scene, referen
         "finished: 11 of 11 files, 1 of 1 shards"
     )
     assert run_gare("index", "--stop", *library).stdout == "no run is under way\n"
+
+
+def test_machines_with_another_version_are_named_and_nothing_waits_for_them(
+    machines: Machines, scene: Scene, reference: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gare.cluster.ray_link.__version__", "9.9.9")
+    with pytest.raises(ClusterError, match=rf"needs gare .*: .* has gare {__version__}"):
+        scene.index()
+    status = scene.status()
+    assert status is not None
+    assert status.run.state == "stopping"
+    assert "needs gare" in status.run.message
+    monkeypatch.undo()
+    check_report(scene.index())
+    scene.check(reference)
+
+
+def test_a_supervisor_that_cannot_start_is_an_error(
+    machines: Machines, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Supervisor):
+        def __init__(self, *arguments: object) -> None:
+            raise RuntimeError("it is broken")
+
+    monkeypatch.setattr("gare.cluster.index_cluster.Supervisor", Broken)
+    monkeypatch.setattr("gare.cluster.index_cluster._TROUBLE_S", 1.0)
+    with pytest.raises(ClusterError, match="cannot work on this library: "):
+        scene.index()
+
+
+def test_a_plan_that_fails_is_told_by_the_status(tmp_path: Path, place: Path) -> None:
+    library = ["--library", tmp_path / "library"]
+    done = run_gare("index", tmp_path / "nowhere", *library, "--model", place / "model", "--ray", "local")
+    assert (done.returncode, "does not exist" in done.stderr) == (1, True), done.stderr
+    status = run_gare("index", "--status", *library)
+    assert status.stdout.startswith("finished: 0 of 0 files")
+    assert "could not be planned" in status.stdout
 
 
 def test_words_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

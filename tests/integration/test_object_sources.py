@@ -136,6 +136,16 @@ def test_scratch_space_has_a_limit_and_many_objects_pass_through_it(
         assert library.index(bucket.uri).new == 4
 
 
+def test_scratch_space_that_cannot_be_made_is_named(
+    bucket: Bucket, tmp_path: Path, model: GARE, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path / "nowhere"))
+    with Library.open(tmp_path / "library", model=model) as library:
+        report = library.index(bucket.uri)
+        assert report.failure_kinds() == {"unreachable": 6}
+        assert f"no scratch space in {tmp_path / 'nowhere'}" in report.failures[0].message
+
+
 def test_what_a_killed_process_left_in_scratch_space_is_removed(scratch: Path, bucket: Bucket) -> None:
     (scratch / "gare-scratch-999999999-abc").mkdir()
     (scratch / f"gare-scratch-{os.getpid()}-mine").mkdir()

@@ -35,8 +35,30 @@ def test_short_videos_are_one_item_each_and_films_have_moments():
 def test_what_is_stored_is_items_and_frames():
     made = plan_for(1e6, hours=2000, dim=256)
     frame = 2 * 256 + value("picture_bytes")
+    item = value("item_bytes") - 5 * 256  # a float and a byte of each dimension
     assert made.frames == 2000 * value("frames_an_hour")
-    assert made.storage_bytes == pytest.approx(made.items * value("item_bytes") + made.frames * frame)
+    assert made.storage_bytes == pytest.approx(made.items * item + made.frames * frame)
+
+
+def test_a_wider_embedding_takes_more_of_everything_that_holds_it():
+    narrow, wide = plan_for(1e7, dim=512), plan_for(1e7, dim=1024)
+    assert wide.card_bytes - narrow.card_bytes == 1e7 * 28 * 512
+    assert wide.search_memory_bytes - narrow.search_memory_bytes == 1e7 * 512
+    assert wide.exact_gpu_shards > narrow.exact_gpu_shards
+    one_shard = {"memory_gb": 1e6, "gpu_memory_gb": 1e6}
+    narrow, wide = plan_for(1e7, dim=512, **one_shard), plan_for(1e7, dim=1024, **one_shard)
+    ratio = wide.card_bytes / narrow.card_bytes
+    assert wide.exact_gpu_ms - value("gpu_exact_fixed_ms") == pytest.approx(
+        ratio * (narrow.exact_gpu_ms - value("gpu_exact_fixed_ms"))
+    )
+
+
+def test_a_constant_that_was_measured_with_another_width_counts_for_that_width(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gare", "bench", "exact", "--dim", "128"])
+    measured = value("card_bytes") - 28 * (512 - 128)
+    remember_constants({"card_bytes": measured}, where="a CPU", dim=128)
+    made = make_plan(Demand(1e6, 0.0, 1.0), Machines(), read_constants())
+    assert made.card_bytes == plan_for(1e6).card_bytes
 
 
 def test_indexing_takes_the_hours_of_all_cores_and_nodes_share_them():

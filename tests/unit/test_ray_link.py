@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gare.cluster.ray_link import alive_nodes, connected, end_actor, find_actor, get
+from gare.cluster.ray_link import alive_nodes, connected, end_actor, find_actor, get, unfit_nodes
 from gare.errors import ClusterError
+from gare.version import __version__
 from ray_machines import DoomedMachines
 from servers import HANG_S, free_port
 
@@ -95,6 +96,19 @@ def test_a_cluster_that_wants_a_token_says_how_to_give_it_within_seconds(guarded
     assert "Traceback" not in done.stderr
 
 
+def test_a_ray_of_our_own_leaves_no_token_in_the_users_home(tmp_path):
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("RAY_AUTH")}
+    program = (
+        "from gare.cluster.ray_link import connected\nwith connected('local', user='a test'): print('up')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=variables | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert done.stdout == "up\n", done.stderr
+    assert not (tmp_path / ".ray").exists()
+
+
 def test_a_connection_is_used_again(cluster):
     import ray
 
@@ -106,6 +120,13 @@ def test_a_connection_is_used_again(cluster):
 def test_the_nodes_say_what_they_have(cluster):
     (node,) = alive_nodes()
     assert (node.num_cpus, node.is_head) == (1, True)
+
+
+def test_a_machine_with_another_version_is_named(cluster, monkeypatch):
+    nodes = alive_nodes()
+    assert unfit_nodes(nodes) == {}
+    monkeypatch.setattr("gare.cluster.ray_link.__version__", "9.9.9")
+    assert unfit_nodes(nodes) == {nodes[0].name: f"gare {__version__}"}
 
 
 def test_answers_come_and_errors_keep_their_kind(cluster):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import (
     MOST_ATTEMPTS,
     LostLeaseError,
@@ -15,7 +17,7 @@ from gare.cluster.shard_ledger import (
 )
 from gare.errors import LibraryError
 from gare.library.index.scan import FoundFile
-from gare.library.store import open_store
+from gare.library.store import open_store, shared_records
 from gare.library.store.lance_storage import with_retries
 from gare.library.store.lance_table import LanceTable
 from gare.library.store.shared_records import LanceRecords
@@ -101,17 +103,52 @@ def test_a_lease_reads_one_table_of_the_records_where_a_shard_waits_in_it(tmp_pa
     files = [FoundFile(f"/videos/{number}.mp4", 1, 1) for number in range(300)]
     run = ledger.start(ledger.begin(["/videos"], {}), cut_into_shards(files, [], files_per_shard=1), [])
     read: list[LanceTable] = []
-    read_table = LanceRecords._read
+    read_table = LanceRecords._read_all
 
-    def count(records: LanceRecords, table: LanceTable, wanted: str | None) -> dict[str, str]:
+    def count(records: LanceRecords, table: LanceTable) -> dict[str, str]:
         read.append(table)
-        return read_table(records, table, wanted)
+        return read_table(records, table)
 
-    monkeypatch.setattr(LanceRecords, "_read", count)
+    monkeypatch.setattr(LanceRecords, "_read_all", count)
     leased = {ledger.lease(run, "a", "node").number for _ in range(20)}
     assert len(leased) == 20
     assert len(read) == 20
     assert len(set(read)) > 1  # two workers that begin together rarely read the same one
+
+
+def test_what_is_kept_is_not_written_again_however_often_a_lease_changes(ledger, run, tmp_path):
+    before = sorted(
+        path.name for path in (tmp_path / "lib" / "records" / "kept").rglob("*") if path.is_file()
+    )
+    shard = ledger.lease(run, "a", "node")
+    for _ in range(40):  # the tables of leases are compacted meanwhile
+        shard = ledger.beat(run, shard)
+    after = sorted(path.name for path in (tmp_path / "lib" / "records" / "kept").rglob("*") if path.is_file())
+    assert before == after != []
+    files = ledger.files(run, shard.number)  # any of the three was leased
+    assert len(files.new) + len(files.changed) == shard.num_files
+
+
+def test_a_table_of_leases_is_read_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    place = tmp_path / "lib"
+    records = open_store(place, stamp=STAMP, create=True).records()
+    records.put({f"key {number}": "old" for number in range(100)})
+    other = open_store(place).records()
+    assert set(other.read().values()) == {"old"}
+    versions: list[int] = []
+    read_texts = shared_records._texts
+
+    def count(rows: pa.Table) -> dict[str, str]:
+        versions.append(rows.num_rows)
+        return read_texts(rows)
+
+    monkeypatch.setattr(shared_records, "_texts", count)
+    assert len(other.read("key 1")) == 11
+    assert versions == []
+    assert records.swap("key 7", "old", "new")
+    assert not records.swap("key 8", "never", "new")  # and makes no version
+    assert other.read()["key 7"] == "new"
+    assert len([1 for num_rows in versions if num_rows > 1]) == 1
 
 
 def test_a_shard_that_every_worker_loses_is_given_up_and_named(ledger, run, clock):
@@ -136,6 +173,21 @@ def test_stopping_gives_shards_back_and_costs_no_attempt(ledger, run):
     assert [shard.attempt for shard in ledger.shards(run)] == [0] * 4
     assert ledger.set_state("running").state == "running"
     assert finish_all(ledger, run)[-1] == 3
+
+
+def test_a_run_that_is_taken_up_counts_its_speed_from_then_on(ledger, run):
+    first = ledger.lease(run, "a", "node")
+    ledger.finish(run, first, {}, 1.0)
+    ledger.set_state("stopping", "somebody wished it")
+    again = ledger.take_up(ledger.run())
+    assert (again.state, again.message, again.done_before["node"]) == ("running", "", first.num_files)
+    status = RunStatus.read(ledger)
+    assert status.rates() == {"node": 0.0}
+    assert "to go" not in status.line()
+    second = ledger.lease(again, "b", "other")
+    ledger.finish(again, second, {}, 1.0)
+    rates = RunStatus.read(ledger).rates()
+    assert rates["node"] == 0.0 < rates["other"]
 
 
 def test_one_run_at_a_time(ledger, run):

@@ -17,6 +17,11 @@ _MOST_PARTS = 8  # that a search reads
 _FULL = 0.8  # of a machine's memory may be filled
 _BUSY = 0.7  # of what a replica can answer, so that a burst does not wait
 _SHORT_HOURS = 12 / 3600  # a video so long is one item
+_BYTES_A_DIMENSION = {
+    "item_bytes": 5,  # stage 1: a float, and a byte in its index
+    "search_memory": 1,  # that byte
+    "card_bytes": 28,  # of twelve frames; as `gare bench exact --dim` shows for 128 to 1,024
+}
 _LEDGER_BYTES = 500  # of memory a file, while an indexing run is planned
 
 
@@ -75,7 +80,7 @@ class Plan:
 
 def make_plan(demand: Demand, machines: Machines, constants: Mapping[str, Constant]) -> Plan:
     """What a library takes."""
-    known = {name: constant.value for name, constant in constants.items()}
+    known = {name: _at_width(name, constant, constants, machines.dim) for name, constant in constants.items()}
     # The first seconds of a video are one item; a long one has moments besides.
     items = demand.videos + known["items_an_hour"] * max(0.0, demand.hours - demand.videos * _SHORT_HOURS)
     frames = max(demand.videos, demand.hours * known["frames_an_hour"])
@@ -107,6 +112,17 @@ def make_plan(demand: Demand, machines: Machines, constants: Mapping[str, Consta
         exact_gpu_ms=known["gpu_exact_fixed_ms"] + items / gpu_shards * known["gpu_exact_ns"] / 1e6,
         limits=tuple(_limits(demand, items, search_memory, machines)),
     )
+
+
+def _at_width(name: str, constant: Constant, constants: Mapping[str, Constant], dim: int) -> float:
+    """A constant for embeddings of this width; the time of exact search is that of reading the cards."""
+    if name in _BYTES_A_DIMENSION:
+        return max(1.0, constant.value + _BYTES_A_DIMENSION[name] * (dim - constant.dim))
+    if name in ("exact_ns", "gpu_exact_ns"):
+        cards = constants["card_bytes"]
+        now, then = (_at_width("card_bytes", cards, constants, width) for width in (dim, constant.dim))
+        return constant.value * now / then
+    return constant.value
 
 
 def num_parts(items: float) -> int:

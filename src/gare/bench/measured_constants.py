@@ -34,6 +34,8 @@ class Constant:
     """The machine it was measured on."""
     measured: str
     """The day; where the number is not from a run of the command, what it is from."""
+    dim: int = 512
+    """Width of the embedding it was measured with."""
 
 
 _SEARCH = "gare bench search --items 100000 --hours 20"
@@ -50,7 +52,7 @@ _H200 = "one NVIDIA H200, D = 512, 16 texts at once"
 _H200_ENCODE = "one NVIDIA H200, ViT-B/32, 128 videos at once"
 _TODAY = "2026-11-18"
 _BEFORE = "from docs/benchmarks.md, an earlier day"
-_OLDER = "not by this command: an earlier version, every card scored without bounds"
+_GPU_SCRIPT = "2026-11-18, by experiments/gpu_exact.py: results/gpu-exact/h200.json, 1,000,000 items"
 _OTHER_SCRIPT = "not by this command: an earlier version, timed in batches"
 
 
@@ -76,8 +78,8 @@ CONSTANTS: dict[str, Constant] = {
     "exact_ns": _default(1_340, "ns of a core, an item and text", _EXACT, _THREAD, _BEFORE),
     "exact_fixed_ms": _default(4.4, "ms a text besides", _EXACT, _THREAD, _BEFORE),
     "gpu_frames": _default(31_300, "frames encoded a second", _ENCODE_GPU, _H200_ENCODE, _OTHER_SCRIPT),
-    "gpu_exact_ns": _default(5.7, "ns an item and text", _EXACT_GPU, _H200, _OLDER),
-    "gpu_exact_fixed_ms": _default(0.0, "ms a text besides", _EXACT_GPU, _H200, _OLDER),
+    "gpu_exact_ns": _default(1.2, "ns an item and text", _EXACT_GPU, _H200, _GPU_SCRIPT),
+    "gpu_exact_fixed_ms": _default(0.21, "ms a text besides", _EXACT_GPU, _H200, _GPU_SCRIPT),
 }
 """The defaults, by name."""
 
@@ -105,14 +107,23 @@ def read_constants(path: Path | None = None) -> dict[str, Constant]:
     return CONSTANTS | known
 
 
-def remember_constants(values: Mapping[str, float], *, where: str) -> None:
-    """Keep what a benchmark measured, with the command that is running. Without a cache, nothing is kept."""
+def remember_constants(values: Mapping[str, float], *, where: str, dim: int = 512) -> None:
+    """Keep what a benchmark measured, with the command that is running. Without a cache, nothing is kept.
+
+    Args:
+        dim: width of the embedding, where the numbers depend on it.
+    """
     measured = datetime.now(UTC).date().isoformat()
     command = shlex.join(["gare", *sys.argv[1:]])
     here = {name: constant for name, constant in read_constants().items() if constant != CONSTANTS[name]}
     for name, value in values.items():
         here[name] = replace(
-            CONSTANTS[name], value=value, command=command, where=f"{HERE}: {where}", measured=measured
+            CONSTANTS[name],
+            value=value,
+            command=command,
+            where=f"{HERE}: {where}",
+            measured=measured,
+            dim=dim,
         )
     try:
         constants_path().parent.mkdir(parents=True, exist_ok=True)

@@ -181,7 +181,7 @@ def search(
         folder=folder,
         say=console.print,
     )
-    remember_constants(result.constants, where=_cpu())
+    remember_constants(result.constants, where=_cpu(), dim=dim)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
@@ -269,7 +269,7 @@ def exact(
     if library:
         compared = compare_library(case, queries=library, folder=folder, say=say)
         result = dataclasses.replace(result, library=compared)
-    remember_constants(result.constants, where=result.device)
+    remember_constants(result.constants, where=result.device, dim=result.case.dim)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
     else:
@@ -455,7 +455,7 @@ def serve(
         folder=folder,
         say=Console(stderr=True, highlight=False).print,
     )
-    remember_constants(result.constants, where=_cpu())
+    remember_constants(result.constants, where=_cpu(), dim=dim)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return

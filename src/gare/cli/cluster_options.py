@@ -70,6 +70,10 @@ def show_status(place: str, as_json: bool) -> None:
         typer.echo("no run on a cluster so far")
         return
     typer.echo(f"{status.run.state}: {status.line()}")
+    if status.run.message:
+        typer.echo(f"  {status.run.message}")
+    if status.run.state == "planning":
+        typer.echo("  if the command that plans it has ended, give it again")
     for shard in status.shards:
         if shard.state == "leased":
             typer.echo(

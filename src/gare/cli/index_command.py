@@ -267,7 +267,8 @@ def _print_report(library: Library, report: IndexReport, as_json: bool) -> None:
         "failed": report.failed,
         "failed before": report.failed_before,
     }
-    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no videos found"
+    nothing = "nothing is done yet" if report.interrupted else "no videos found"
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or nothing
     typer.echo(f"{shown}; {report.seconds:.1f} s{_describe_rate(report)}")
     num_items = len(library)
     typer.echo(f"library {place}: {num_items:,} item{'s' * (num_items != 1)}")

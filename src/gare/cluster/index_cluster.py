@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor, get
+from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor, get, unfit_nodes
 from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import FILES_PER_SHARD, LEASE_S, Run, ShardLedger, cut_into_shards
 from gare.cluster.shard_worker import OUTAGE_S, ShardWorker, options_to_plain
-from gare.errors import ClusterError, LibraryError
+from gare.errors import ClusterError, GareError, LibraryError
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, note_source, plan_folders
 from gare.library.library import Library
 from gare.library.store import open_store
+from gare.version import __version__
 
 _LOOK_S = 1.0
 _ANSWER_S = 5.0
@@ -89,6 +90,7 @@ def index_on_cluster(
         report = RunStatus(run, (), {}).report()
         report.seconds = time.monotonic() - started
         return report
+    _check_machines(ledger, run)
     kind = WorkerKind(library.home.address, device, worker_type)
     status = _watch(ledger, run, kind, on_status, is_interrupted, detach)
     report = status.report()
@@ -101,7 +103,11 @@ def _join(ledger: ShardLedger, sources: Sequence[str], options: IndexOptions) ->
     run = ledger.run()
     if run is None or run.state not in ("running", "stopping"):
         return None
-    return ledger.set_state("running") if run.is_for(sources, options_to_plain(options)) else None
+    if not run.is_for(sources, options_to_plain(options)):
+        return None
+    if run.state == "running" and find_actor(_supervisor_name(run)) is not None:
+        return run
+    return ledger.take_up(run)
 
 
 def _plan(
@@ -113,7 +119,14 @@ def _plan(
     lease_s: float,
 ) -> Run:
     run = ledger.begin(sources, options_to_plain(options), lease_s=lease_s)
-    planned = plan_folders(library.store, library.model, sources, options=options, skip=[library.home.uri])
+    try:
+        planned = plan_folders(
+            library.store, library.model, sources, options=options, skip=[library.home.uri]
+        )
+    except GareError as error:
+        with suppress(LibraryError):
+            ledger.set_state("finished", f"it could not be planned: {error}")
+        raise
     plan = planned.plan
     started = ledger.start(
         run,
@@ -130,6 +143,20 @@ def _plan(
         return started
     note_source(library.store, planned.roots, planned.segmentation)
     return ledger.set_state("finished") or started
+
+
+def _check_machines(ledger: ShardLedger, run: Run) -> None:
+    """Refuse a cluster with machines that cannot work on a run. One that is under way has been checked, and
+    its supervisor checks the machines that join."""
+    if find_actor(_supervisor_name(run)) is not None or not (unfit := unfit_nodes(alive_nodes())):
+        return
+    found = ", ".join(f"{name} has {version}" for name, version in sorted(unfit.items()))
+    message = (
+        f"every machine of the cluster needs gare {__version__}: {found}. Install it there, or take the "
+        "machine out; then run the same command"
+    )
+    ledger.set_state("stopping", message)
+    raise ClusterError(message)
 
 
 def _watch(
@@ -176,17 +203,21 @@ def _ask_supervisor(run: Run, kind: WorkerKind) -> str:
     starts it again when its machine dies."""
     import ray
 
-    name = f"index-supervisor-{run.run_id}"
+    name = _supervisor_name(run)
     supervisor = find_actor(name)
     if supervisor is None:
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Supervisor)
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         actor.options(**options).remote(run.run_id, kind)
-        return ""
+        return "its supervisor does not start"  # unless the next look finds it
     try:
         return str(get(supervisor.trouble.remote(), "a word of the supervisor", seconds=_ANSWER_S))
     except ClusterError as error:  # it is just being started again, or has ended with the run
         return str(error)
+
+
+def _supervisor_name(run: Run) -> str:
+    return f"index-supervisor-{run.run_id}"
 
 
 class Supervisor:
@@ -217,7 +248,7 @@ class Supervisor:
                     leased = any(shard.state == "leased" for shard in ledger.shards(run))
                     if not leased or time.monotonic() - stopped > 2 * run.lease_s:
                         break
-                elif not any([self._look_after(node) for node in alive_nodes()]):
+                elif not any([self._look_after(node, ledger) for node in alive_nodes()]):
                     self._give_up(ledger)
                 self._trouble = ""
             except Exception as error:  # storage or a machine that is away; the next look is soon
@@ -228,7 +259,7 @@ class Supervisor:
                 end_actor(worker)
         _end_myself()
 
-    def _look_after(self, node: Node) -> bool:
+    def _look_after(self, node: Node, ledger: ShardLedger) -> bool:
         """Start the worker of a machine where it is not there; whether the machine can work at all."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -239,6 +270,10 @@ class Supervisor:
         if self._starts.get(node.node_id) and find_actor(name) is not None:
             return True
         if self._starts.get(node.node_id, 0) >= _MOST_STARTS:
+            return False
+        if node.node_id not in self._starts and (unfit := unfit_nodes([node])):
+            self._starts[node.node_id] = _MOST_STARTS
+            ledger.note_trouble(node.name, f"has {unfit[node.name]}, and the run needs gare {__version__}")
             return False
         self._starts[node.node_id] = self._starts.get(node.node_id, 0) + 1
         actor = ray.remote(num_cpus=node.num_cpus, num_gpus=min(node.num_gpus, 1), max_restarts=0)(

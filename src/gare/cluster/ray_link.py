@@ -11,17 +11,19 @@ What Ray does by itself, and what that means for whoever uses this file:
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from gare.errors import ClusterError
 from gare.extras import require
+from gare.version import __version__
 
 NAMESPACE = "gare"
 """Where our named actors are, on every cluster."""
@@ -30,6 +32,7 @@ LOCAL = "local"
 _ANSWER_S = 60.0
 _CONNECT_S = 10.0
 _PROBE_ENDS_S = 60.0
+_VERSION_S = 30.0
 _PROBE = """
 import sys
 from ray._raylet import GcsClient
@@ -84,6 +87,8 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
         return
     own: dict[str, Any] = {}
     if address == LOCAL:
+        # Ray would write a token to the user's home, and every later 'ray start' there would want it.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         own = {
             "num_cpus": num_cpus or os.cpu_count(),
             "include_dashboard": False,
@@ -158,6 +163,37 @@ def alive_nodes() -> list[Node]:
         ),
         key=lambda node: node.node_id,
     )
+
+
+def unfit_nodes(nodes: Sequence[Node]) -> dict[str, str]:
+    """Machines that have another version than this one, or none: by name, what they have.
+
+    One that does not answer in time is left out: it may be about to go.
+    """
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def find_version() -> str:  # sent as it is: that machine may have no module of ours
+        try:
+            from gare.version import __version__ as found
+        except ImportError as error:
+            return f"no gare ({error})"
+        return f"gare {found}"
+
+    task = ray.remote(num_cpus=0, max_retries=0)(find_version)
+    asked = {
+        task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        ).remote(): node
+        for node in nodes
+    }
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_VERSION_S)
+    found: dict[str, str] = {}
+    for answer in answered:
+        with suppress(RayError):
+            found[asked[answer].name] = str(ray.get(answer, timeout=_VERSION_S))
+    return {name: version for name, version in found.items() if version != f"gare {__version__}"}
 
 
 def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gare.cluster.shard_ledger import Run, Shard, ShardLedger
+from gare.cluster.shard_ledger import Run, Shard, ShardLedger, count_done
 from gare.cluster.shard_worker import add_reports
 from gare.library.index.index_report import FileFailure, IndexReport
 
@@ -31,13 +30,13 @@ class RunStatus:
         run = ledger.run()
         if run is None:
             return None
-        shards = () if run.state == "planning" else tuple(ledger.shards(run))
+        shards = tuple(ledger.shards(run)) if run.started else ()  # it is planned, or could not be
         return cls(run, shards, ledger.troubles())
 
     @property
     def num_done(self) -> int:
         """Files that are done, those that failed included."""
-        return sum(shard.num_files if shard.state == "done" else shard.done for shard in self.shards)
+        return sum(count_done(self.shards).values())
 
     @property
     def num_failed(self) -> int:
@@ -51,16 +50,17 @@ class RunStatus:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on, by the clock of this machine."""
+        """How long it has been going on since it was last taken up, by the clock of this machine."""
         return max(time.time() - self.run.started, 1e-3)
 
     def rates(self) -> dict[str, float]:
-        """Files a second, by machine."""
-        done: dict[str, int] = defaultdict(int)
-        for shard in self.shards:
-            if shard.node:
-                done[shard.node] += shard.num_files if shard.state == "done" else shard.done
-        return {node: count / self.seconds for node, count in sorted(done.items())}
+        """Files a second since it was last taken up, by machine."""
+        before, now = self.run.done_before, count_done(self.shards)
+        return {
+            node: max(0, count - before.get(node, 0)) / self.seconds
+            for node, count in sorted(now.items())
+            if node
+        }
 
     def stuck(self) -> list[Shard]:
         """Shards where nothing has become ready for long."""
@@ -70,13 +70,13 @@ class RunStatus:
         """One line for a terminal."""
         parts = [shard for shard in self.shards if shard.num_files]
         over = sum(shard.is_over for shard in parts)
-        rate = self.num_done / self.seconds
+        rate = (self.num_done - sum(self.run.done_before.values())) / self.seconds
         words = [
             f"{self.num_done:,} of {self.run.num_files:,} files",
             f"{over:,} of {len(parts):,} shards",
             f"{self.num_failed:,} failed",
         ]
-        if self.run.state == "running" and rate:
+        if self.run.state == "running" and rate > 0:
             minutes = (self.run.num_files - self.num_done) / rate / 60
             nodes = ", ".join(f"{node} {speed:.1f}" for node, speed in self.rates().items())
             words += [f"{rate:.1f} files/s ({nodes})", f"{minutes:.0f} min to go"]

@@ -14,7 +14,8 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -52,7 +53,9 @@ class Run:
     skipped_roots: Mapping[str, str] = field(default_factory=dict)
     lease_s: float = LEASE_S
     started: float = 0.0
-    """By the clock of whoever planned it; for people."""
+    """When it was planned or last taken up, by the clock of whoever did; for people."""
+    done_before: Mapping[str, int] = field(default_factory=dict)
+    """Files that each machine had done when it was last taken up."""
     message: str = ""
     """Why it was stopped, if not by somebody's wish."""
 
@@ -161,7 +164,7 @@ class ShardLedger:
         texts[_end_key(run)] = _text({"gone": list(gone), "problems": list(problems)})
         rows = [Shard(number, len(files.new) + len(files.changed)) for number, files in enumerate(shards)]
         rows.append(Shard(len(shards), 0))
-        self._records.put(texts)
+        self._records.keep(texts)
         self._records.put({_shard_key(run, row.number): _text(asdict(row)) for row in rows})
         num_files = sum(row.num_files for row in rows)
         started = replace(run, state="running", num_files=num_files, started=time.time(), **facts)
@@ -176,6 +179,13 @@ class ShardLedger:
         changed = replace(run, state=state, message=message)
         self._change(run, changed)
         return changed
+
+    def take_up(self, run: Run) -> Run:
+        """Go on with a run that was stopped, or whose cluster is gone."""
+        done_before = count_done(self.shards(run))
+        again = replace(run, state="running", message="", started=time.time(), done_before=done_before)
+        self._change(run, again)
+        return again
 
     def note_trouble(self, node: str, error: str) -> None:
         """Remember why the worker of a node ended; the next trouble of the node takes its place."""
@@ -207,7 +217,7 @@ class ShardLedger:
         return found["gone"], found["problems"]
 
     def _get(self, key: str) -> str:
-        text = self._records.get(key)
+        text = self._records.kept(key)
         if text is None:
             raise LostLeaseError(_GONE)
         return text
@@ -299,6 +309,14 @@ class ShardLedger:
 
     def _is_expired(self, run: Run, row: _Row) -> bool:
         return row[2].state == "leased" and self._clock() - self._seen[row[0]][1] >= run.lease_s
+
+
+def count_done(shards: Iterable[Shard]) -> dict[str, int]:
+    """Files that are done, those that failed included, by machine; "" for those of a shard that waits."""
+    done: dict[str, int] = defaultdict(int)
+    for shard in shards:
+        done[shard.node] += shard.num_files if shard.state == "done" else shard.done
+    return dict(done)
 
 
 def cut_into_shards(

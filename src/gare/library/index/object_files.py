@@ -195,7 +195,14 @@ class Scratch:
     def _made(self) -> Path:
         if self._folder is None:
             remove_left_behind()
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_scratch_folder()))
+            prefix = f"{_PREFIX}{os.getpid()}-"
+            try:
+                self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_scratch_folder()))
+            except OSError as error:
+                raise Unreachable(
+                    f"there is no scratch space in {_scratch_folder()} ({error.strerror}); name a folder "
+                    f"that can be written in ${SCRATCH_VARIABLE}"
+                ) from None
         return self._folder
 
 

@@ -304,7 +304,9 @@ def damaged(uri: str, what: BaseException | str) -> DamagedLibraryError:
 _TOO_LATE = ("conflict", "too many concurrent writers")  # what Lance says to a writer that lost
 
 
-def with_retries(action: Callable[[], Result], *, seconds: float = 60.0) -> Result:
+def with_retries(
+    action: Callable[[], Result], *, seconds: float = 60.0, longest_pause_s: float = 2.0
+) -> Result:
     """Repeat an action that lost against another writer, a little later each time."""
     deadline = time.monotonic() + seconds
     pause = 0.02
@@ -315,7 +317,7 @@ def with_retries(action: Callable[[], Result], *, seconds: float = 60.0) -> Resu
             if not any(word in str(error).lower() for word in _TOO_LATE) or time.monotonic() > deadline:
                 raise
         time.sleep(pause * random.uniform(0.5, 1.5))  # two that met once should not meet again
-        pause = min(2 * pause, 2.0)
+        pause = min(2 * pause, longest_pause_s)
 
 
 def _first_line(error: BaseException) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 VECTOR_INDEX = "vector_idx"
 _REMOTE_REFRESH_S = 1.0  # asking object storage for the newest version costs a round trip
+_UPDATE_PAUSE_S = 0.5
 _PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}  # two writers of one key then collide
 
 PIECE_ROWS = 200_000
@@ -285,9 +286,30 @@ class LanceTable:
             with_retries(attempt)
             self.snapshot(fresh=True)
 
-    def change(self, rows: pa.Table, rule: Callable[[Any], Any]) -> dict[str, int]:
-        """Merge rows by a rule of Lance; how many were inserted, updated and deleted."""
-        return self._merge(rows, rule)
+    def insert(self, rows: pa.Table) -> int:
+        """Add those rows whose key is not there; how many."""
+        stats = self._merge(rows, lambda builder: builder.when_not_matched_insert_all())
+        return int(stats["num_inserted_rows"])
+
+    def update(self, rows: pa.Table, condition: str) -> int:
+        """Replace rows by their key where they fit a condition; how many.
+
+        A writer that meets another one tries again soon. Lance's own repetition (`_merge`) waits twice as
+        long each time it loses: where sixteen write at once, one of them waits for half a minute.
+        """
+
+        def attempt() -> int:
+            dataset = self._newest()
+            builder = dataset.merge_insert(self.key).when_matched_update_all(condition)
+            transaction, stats = builder.execute_uncommitted(rows)
+            if stats["num_updated_rows"]:
+                self._commit(dataset, transaction, max_retries=0)
+            return int(stats["num_updated_rows"])
+
+        with self.place.writing():
+            num_updated = with_retries(attempt, longest_pause_s=_UPDATE_PAUSE_S)
+            self.snapshot(fresh=True)
+            return num_updated
 
     def _merge(self, rows: pa.Table, rule: Callable[[Any], Any]) -> dict[str, int]:
         def attempt() -> dict[str, int]:
@@ -304,11 +326,11 @@ class LanceTable:
             self.snapshot(fresh=True)
             return stats
 
-    def _commit(self, dataset: Any, transaction: Any) -> None:
+    def _commit(self, dataset: Any, transaction: Any, **options: Any) -> None:
         import lance
 
         self._flush()
-        lance.LanceDataset.commit(dataset, transaction)
+        lance.LanceDataset.commit(dataset, transaction, **options)
         self._flush()
 
     def _flush(self) -> None:

@@ -55,6 +55,14 @@ class Records(ABC):
     def put(self, texts: Mapping[str, str]) -> None:
         """Write texts, whatever was there."""
 
+    def keep(self, texts: Mapping[str, str]) -> None:
+        """Write texts that nobody will change, however long; `kept` reads them."""
+        self.put(texts)
+
+    def kept(self, key: str) -> str | None:
+        """The text that `keep` wrote; None where there is none."""
+        return self.get(key)
+
     @abstractmethod
     def swap(self, key: str, old: str | None, new: str) -> bool:
         """Write a text if the one that is there is `old`, None for none; whether it was.
@@ -69,7 +77,10 @@ class Records(ABC):
 
 
 class LanceRecords(Records):
-    """Texts in small Lance tables below the library. A key has its table, so that writers seldom meet."""
+    """Texts in small Lance tables below the library. A key has its table, so that writers seldom meet.
+
+    What is kept lies in a table of its own: the others are rewritten again and again, to have few fragments.
+    """
 
     def __init__(self, place: Place) -> None:
         from lance.lance import _Session as Session
@@ -81,51 +92,72 @@ class LanceRecords(Records):
             for number in range(_NUM_TABLES)
         )
         self._tables = [LanceTable(each, "texts", ("key",)) for each in places]
+        kept = Place(f"{root}/kept", place.read_only, place.options, session)
+        self._kept = LanceTable(kept, "texts", ("key",))
+        self._read_before: dict[LanceTable, tuple[int, dict[str, str]]] = {}  # table → version, its texts
 
     def tables(self) -> list[LanceTable]:
         """Those that are there."""
         with explained(self._place.uri):
-            return [table for table in self._tables if table.exists()]
+            return [table for table in (*self._tables, self._kept) if table.exists()]
 
     def parts(self, prefix: str = "") -> Iterator[dict[str, str]]:
-        wanted = f"starts_with(key, {quote(prefix)})" if prefix else None
         for table in random.sample(self._tables, _NUM_TABLES):
-            yield self._read(table, wanted)
+            yield {key: text for key, text in self._read_all(table).items() if key.startswith(prefix)}
 
     def get(self, key: str) -> str | None:
-        return self._read(self._table_of(key), f"key = {quote(key)}").get(key)
+        return self._get(self._table_of(key), key)
 
-    def _read(self, table: LanceTable, wanted: str | None) -> dict[str, str]:
+    def kept(self, key: str) -> str | None:
+        return self._get(self._kept, key)
+
+    def _read_all(self, table: LanceTable) -> dict[str, str]:
+        """All texts of a table, which is read only if it has changed since the last time."""
         with explained(self._place.uri):
             try:
-                rows = table.snapshot(fresh=True).dataset.to_table(filter=wanted)
+                dataset = table.snapshot(fresh=True).dataset
             except FileNotFoundError:  # nothing was written there yet
                 return {}
-        return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
+            version, texts = self._read_before.get(table, (-1, {}))
+            if version != dataset.version:
+                texts = _texts(dataset.to_table())
+                self._read_before[table] = dataset.version, texts
+        return texts
+
+    def _get(self, table: LanceTable, key: str) -> str | None:
+        with explained(self._place.uri):
+            try:
+                dataset = table.snapshot(fresh=True).dataset
+            except FileNotFoundError:
+                return None
+            return _texts(dataset.to_table(filter=f"key = {quote(key)}")).get(key)
 
     def put(self, texts: Mapping[str, str]) -> None:
         parts: dict[LanceTable, dict[str, str]] = {}
         for key, text in texts.items():
             parts.setdefault(self._table_of(key), {})[key] = text
         for table, part in parts.items():
-            self._make(table)
-            table.merge(_rows(part))
+            self._write(table, part)
+
+    def keep(self, texts: Mapping[str, str]) -> None:
+        self._write(self._kept, texts)
+
+    def _write(self, table: LanceTable, texts: Mapping[str, str]) -> None:
+        self._make(table)
+        table.merge(_rows(texts))
 
     def swap(self, key: str, old: str | None, new: str) -> bool:
-        table = self._table_of(key)
+        table, rows = self._table_of(key), _rows({key: new})
         self._make(table)
-
-        def rule(builder: Any) -> Any:
-            if old is None:
-                return builder.when_not_matched_insert_all()
-            return builder.when_matched_update_all(f"target.value = {quote(old)}")
-
-        stats = table.change(_rows({key: new}), rule)
+        if old is None:
+            num_changed = table.insert(rows)
+        else:
+            num_changed = table.update(rows, f"target.value = {quote(old)}")
         num_fragments = len(table.snapshot().dataset.get_fragments())
         if num_fragments % _MOST_FRAGMENTS == 0:  # one of many writers sees it
             with suppress(OSError, RuntimeError, ValueError, LibraryError):  # another one is at it
                 table.compact(rows_per_fragment=_ROWS_PER_FRAGMENT, patience_s=0)
-        return bool(stats["num_inserted_rows"] + stats["num_updated_rows"]) or self.get(key) == new
+        return bool(num_changed) or self.get(key) == new
 
     def clear(self) -> None:
         for table in self.tables():
@@ -199,6 +231,10 @@ class PostgresRecords(Records):
 
     def _run(self, action: Callable[[Any], Result]) -> Result:
         return self._link.run(action)
+
+
+def _texts(rows: pa.Table) -> dict[str, str]:
+    return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
 def _rows(texts: Mapping[str, str]) -> pa.Table:
