@@ -1,4 +1,4 @@
-"""What is kept in memory of a table on object storage: a candidate costs one request, damage no more."""
+"""What is kept in memory of a table: a candidate costs one request, damage no more."""
 
 from __future__ import annotations
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from gare import GARE, GareConfig
 from gare.data.transforms import to_bytes
 from gare.encoders import minilm
 from gare.encoders.efficientnet_lite0 import Block, ConvNorm, EfficientNetLite0
 from gare.encoders.mini_encoder import _minilm_folder, _own_tokenizer
+from gare.encoders.minilm import MiniLM
 
 CONFIG = {"encoder": {"name": "mini", "image_size": 96}, "temporal": {"num_layers": 1}}
 
@@ -253,3 +255,45 @@ def test_the_features_of_tiles_are_the_mean_of_those_of_their_squares(model):
     torch.testing.assert_close(actual[0], expected, atol=1e-5, rtol=1e-4)
     assert tiled.encode_video([[picture, picture]]).frames_VFD.shape[1] == 2
     assert tiled.fingerprint() != model.fingerprint()  # a library keeps the fit that it was made with
+
+
+def _tower() -> tuple[MiniLM, Tensor, Tensor]:
+    torch.manual_seed(0)
+    tower = MiniLM().eval()
+    token_ids_TW = torch.randint(1, 400, (3, 9))
+    mask_TW = torch.arange(9) < torch.tensor([[9], [4], [1]])
+    return tower, token_ids_TW, mask_TW
+
+
+def _encode_often(tower: MiniLM, token_ids_TW: Tensor, mask_TW: Tensor) -> Tensor:
+    with torch.no_grad():
+        return [tower(token_ids_TW, mask_TW) for _ in range(4)][-1]
+
+
+def test_a_tower_that_is_asked_again_packs_its_weights_and_says_the_same():
+    tower, token_ids_TW, mask_TW = _tower()
+    expected = tower(token_ids_TW, mask_TW).detach()  # with gradients: the layers themselves
+    found = _encode_often(tower, token_ids_TW, mask_TW)
+    assert tower in minilm._PACKED
+    torch.testing.assert_close(found[mask_TW], expected[mask_TW], rtol=1e-5, atol=1e-5)
+
+
+def test_packed_weights_follow_those_of_the_tower():
+    tower, token_ids_TW, mask_TW = _tower()
+    before = _encode_often(tower, token_ids_TW, mask_TW)
+    with torch.no_grad():
+        tower.encoder.layer[3].output.dense.weight.mul_(1.5)
+    after = _encode_often(tower, token_ids_TW, mask_TW)
+    expected = tower(token_ids_TW, mask_TW).detach()
+    assert not torch.allclose(after[mask_TW], before[mask_TW], atol=1e-3)
+    torch.testing.assert_close(after[mask_TW], expected[mask_TW], rtol=1e-5, atol=1e-5)
+
+
+def test_a_packed_tower_can_be_copied_and_trained():
+    tower, token_ids_TW, mask_TW = _tower()
+    expected = _encode_often(tower, token_ids_TW, mask_TW)
+    other = copy.deepcopy(tower)
+    assert other not in minilm._PACKED
+    torch.testing.assert_close(_encode_often(other, token_ids_TW, mask_TW), expected)
+    tower.train()(token_ids_TW, mask_TW).sum().backward()
+    assert tower.encoder.layer[0].attention.self.query.weight.grad is not None

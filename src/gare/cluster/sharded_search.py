@@ -104,6 +104,10 @@ class ShardedSearch:
             return replace(ranking, certificate=None, missing=names)
         return ranking
 
+    def can_certify(self) -> bool:
+        """No: the cards are elsewhere."""
+        return False
+
     def certify(
         self, query: EncodedQuery, ranking: Ranking, wanted: int, where: Filter | None
     ) -> Certificate | None:

@@ -22,6 +22,9 @@ class ExactSearch(Protocol):
     def find(self, query: EncodedQuery, wanted: int, where: Filter | None) -> Ranking:
         """The best `wanted` items, with the proof that no other belongs among them."""
 
+    def can_certify(self) -> bool:
+        """Whether `certify` may find a proof at all."""
+
     def certify(
         self, query: EncodedQuery, ranking: Ranking, wanted: int, where: Filter | None
     ) -> Certificate | None:

@@ -106,6 +106,10 @@ class ProvenSearch:
             state = SearchState.unbounded(0, wanted, torch.device("cpu"))
         return ids, state
 
+    def can_certify(self) -> bool:
+        """Whether bounds are there by which `certify` may find a proof."""
+        return self._small_table() is not None
+
     @torch.no_grad()
     def certify(
         self, query: EncodedQuery, ranking: Ranking, wanted: int, where: Filter | None

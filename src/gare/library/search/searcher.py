@@ -261,13 +261,14 @@ class Searcher:
         self, query: EncodedQuery, request: SearchRequest, found: StoreHits, ranking: Ranking
     ) -> Certificate | None:
         """The proof of what an ordinary search found, where it comes at no cost."""
+        is_product = self.model.interaction.stage1_is_exact
+        if not (found.is_exact and not self.damaged if is_product else self.proven.can_certify()):
+            return None
         depth = self._depth(request, ranking)
         if depth is None:
             return None
-        if not self.model.interaction.stage1_is_exact:
+        if not is_product:
             return self.proven.certify(query, ranking, depth, request.filter)
-        if self.damaged or not found.is_exact:
-            return None
         # The products that ranked the candidates are the scores.
         last, bound = ranking.scores[depth - 1], float(found.scores[-1])
         if bound > last - FLOAT32_ERROR:

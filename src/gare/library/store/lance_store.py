@@ -471,7 +471,8 @@ def _take(snapshot: Snapshot, addresses: np.ndarray, columns: list[str]) -> dict
 
     if not len(addresses) or not columns:
         return {}
-    arrays = {name: snapshot.rows.column_at(name, addresses) for name in columns if snapshot.rows.keeps(name)}
+    near = [name for name in columns if snapshot.rows.keeps(name)]
+    arrays = snapshot.rows.columns_at(near, addresses)
     if columns := [name for name in columns if name not in arrays]:
         arrays |= _take_stored(snapshot, addresses, columns)
     for name, array in arrays.items():

@@ -36,8 +36,11 @@ def unpack_frames(vectors: pa.ChunkedArray | pa.Array, dim: int, device: torch.d
     numbers = np.frombuffer(data, dtype="<f2")[ends[0] // 2 : ends[-1] // 2].reshape(-1, dim)
     counts = np.diff(ends) // (2 * dim)
     mask_VF = np.arange(counts.max()) < counts[:, None]
-    frames_VFD = np.zeros((*mask_VF.shape, dim), dtype=np.float16)
-    frames_VFD[mask_VF] = numbers
+    if mask_VF.all():
+        frames_VFD = numbers.reshape(*mask_VF.shape, dim).astype(np.float16)  # a copy, that may be written to
+    else:
+        frames_VFD = np.zeros((*mask_VF.shape, dim), dtype=np.float16)
+        frames_VFD[mask_VF] = numbers
     return VideoFeatures(
         torch.from_numpy(frames_VFD).to(device).float(), torch.from_numpy(mask_VF).to(device)
     )
