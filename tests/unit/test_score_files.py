@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pyarrow
@@ -124,6 +125,19 @@ def test_safetensors_of_others_hold_their_matrix_under_any_name(tmp_path):
     assert read_scores(tmp_path / "x.safetensors").scores_TV.shape == (3, 3)
 
 
+def test_matrices_that_torch_saved_are_read_and_nothing_in_them_is_run(tmp_path):
+    torch.save(make_scores(), tmp_path / "sim.pt")
+    torch.save({"scores": make_scores(), "video_of_text": torch.tensor(VIDEO_OF_TEXT)}, tmp_path / "all.pth")
+    torch.save({"scores": TEXTS, "model": tmp_path}, tmp_path / "code.pt")
+    np.save(tmp_path / "pairs.npy", np.array(VIDEO_OF_TEXT))
+    for name, pairs in (("sim.pt", tmp_path / "pairs.npy"), ("all.pth", None)):
+        table = read_scores(tmp_path / name, qrels=pairs)
+        assert torch.equal(table.scores_TV, make_scores())
+        assert table.video_T.tolist() == VIDEO_OF_TEXT
+    with pytest.raises(EvaluationError, match="no tensors alone"):
+        read_scores(tmp_path / "code.pt")
+
+
 def test_a_round_trip_keeps_every_score_to_the_bit(tmp_path):
     table = table_of_matrix(make_scores(3, ties=False), video_of_text=VIDEO_OF_TEXT)
     write_run(table, tmp_path / "run.trec")
@@ -216,6 +230,11 @@ def test_ranks_in_a_file_give_every_tie_policy(table, tmp_path):
         ("x.trec", b"q Q0 d 1 high tag\n", "'high' is not a number"),
         ("x.trec", b"q Q0 d 1 1 t\nq Q0 d 2 1 t\n", "listed twice"),
         ("x.trec", b"\xff\xfe\n", "UTF-8"),
+        ("x.trec", b"0.1 0.2\n0.3 0.4\n", "a matrix is read from .npy"),
+        ("x.csv", b"0.1;0.2\n0.3;0.4\n", "x.csv has one column"),
+        ("x.csv", b"1,nan\n0,1\n", "x.csv: 1 of 4 scores are NaN"),
+        ("x.pt", b"nothing", "no tensors alone"),
+        ("x.trec.gz", b"", "compressed"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, name, content, message):
@@ -233,6 +252,8 @@ def test_what_cannot_be_read_is_said(tmp_path, name, content, message):
         ("q Q0 d 1 1 t\nr Q0 d 1 1 t", "q 0 d 1\nq 0 e 1\nr 0 d 1", "relevant to 'q' and to 'r'"),
         ("q Q0 d 1 nan t", "q 0 d 1", "not a finite number"),
         ("q Q0 d 1 1 t", "q d", "qrels have four columns"),
+        ("q Q0 d 1 1 t", "q 0 d nan", "line 1: relevance must be a whole number, not nan"),
+        ("q Q0 d 1 1 t", "q 0 d 0.5", "relevance must be a whole number, not 0.5"),
         (
             "\n".join(f"q{i} Q0 w{i} 1 1 t" for i in range(10)),
             "\n".join(f"q{i} 0 v{i} 1" for i in range(10)),
@@ -245,6 +266,17 @@ def test_a_run_and_qrels_that_do_not_fit_are_refused(tmp_path, run, qrels, messa
     (tmp_path / "qrels.txt").write_text(qrels)
     with pytest.raises(EvaluationError, match=message):
         read_scores(tmp_path / "run.trec", qrels=tmp_path / "qrels.txt")
+
+
+def test_qrels_in_json_hold_whole_numbers(tmp_path):
+    (tmp_path / "run.trec").write_text("q Q0 d 1 1 t")
+    for relevance, is_read in ((1, True), (1.0, True), ("1", True), (0.5, False), (math.nan, False)):
+        (tmp_path / "qrels.json").write_text(json.dumps({"q": {"d": relevance}}))
+        if is_read:
+            assert read_scores(tmp_path / "run.trec", qrels=tmp_path / "qrels.json").text_ids == ("q",)
+        else:
+            with pytest.raises(EvaluationError, match="document: whole number"):
+                read_scores(tmp_path / "run.trec", qrels=tmp_path / "qrels.json")
 
 
 def test_nan_in_a_matrix_is_refused(tmp_path):

@@ -4,6 +4,7 @@
 | --- | --- |
 | `.npy` | the matrix; rows are texts, columns are videos, higher is better |
 | `.npz`, `.safetensors` | `scores`, and if there: `video_of_text`, `bank_scores`, `text_ids`, `video_ids` |
+| `.pt`, `.pth` | the matrix, or a dict with the same names |
 | `.csv`, `.tsv`, `.parquet` | a matrix, with ids or without, or a row for each pair: query, document, score |
 | `.json` | predictions of MTEB, or `{query: {document: score}}` |
 | anything else | a TREC run |
@@ -14,8 +15,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import pickle
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ _QUERY = ("query", "query_id", "query-id", "qid", "text", "text_id")
 _DOCUMENT = ("document", "document_id", "doc", "doc_id", "docid", "corpus-id", "video", "video_id")
 _SCORE = ("score", "similarity", "sim")
 _IDS = "ids"
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def read_scores(
@@ -64,6 +68,8 @@ def read_scores(
     """
     if not path.is_file():
         raise EvaluationError(f"there is no file {path}; give a matrix of scores or a run file")
+    if path.suffix.lower() in _COMPRESSED:
+        raise EvaluationError(f"{path} is compressed; unpack it first")
     found = _READERS.get(path.suffix.lower(), read_run)(path)
     if isinstance(found, ScoreTable):
         return _with_pairs(found, qrels, data, split)
@@ -139,6 +145,7 @@ def _known_split(split: str, manifest: Manifest) -> Split:
 
 
 def _table(
+    path: Path,
     scores: Any,
     video_of_text: Any = None,
     text_ids: Sequence[str] | None = None,
@@ -146,12 +153,14 @@ def _table(
 ) -> ScoreTable:
     """A table whose pairs may still be unknown: then it has no `video_T` yet."""
     array = scores if isinstance(scores, Tensor) else np.asarray(scores)
-    if video_of_text is None and array.ndim == 2 and array.shape[0] != array.shape[1]:
-        table = table_of_matrix(
-            array, video_of_text=np.zeros(len(array), int), text_ids=text_ids, video_ids=video_ids
-        )
-        return ScoreTable(table.scores_TV, torch.empty(0, dtype=torch.int64), table.text_ids, table.video_ids)
-    return table_of_matrix(array, video_of_text=video_of_text, text_ids=text_ids, video_ids=video_ids)
+    is_unpaired = video_of_text is None and array.ndim == 2 and array.shape[0] != array.shape[1]
+    if is_unpaired:
+        video_of_text = np.zeros(len(array), int)
+    try:
+        table = table_of_matrix(array, video_of_text=video_of_text, text_ids=text_ids, video_ids=video_ids)
+    except EvaluationError as error:
+        raise EvaluationError(f"{path}: {error}") from None
+    return replace(table, video_T=torch.empty(0, dtype=torch.int64)) if is_unpaired else table
 
 
 def _load_npy(path: Path) -> np.ndarray:
@@ -165,7 +174,7 @@ def _load_npy(path: Path) -> np.ndarray:
 
 
 def _read_npy(path: Path) -> ScoreTable:
-    return _table(_load_npy(path))
+    return _table(path, _load_npy(path))
 
 
 def _read_npz(path: Path) -> ScoreTable:
@@ -189,6 +198,20 @@ def _read_safetensors(path: Path) -> ScoreTable:
     return _of_arrays(path, arrays)
 
 
+def _read_torch(path: Path) -> ScoreTable:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):
+        raise EvaluationError(
+            f"{path} holds no tensors alone, or is damaged; save the matrix with torch.save(scores.cpu(), …)"
+        ) from None
+    if not isinstance(found, (Tensor, dict)):
+        raise EvaluationError(
+            f"{path} holds a {type(found).__name__}; save the matrix of texts × videos alone"
+        )
+    return _table(path, found) if isinstance(found, Tensor) else _of_arrays(path, found)
+
+
 def _of_arrays(path: Path, arrays: dict[str, Any]) -> ScoreTable:
     matrices = [
         name for name, array in arrays.items() if getattr(array, "ndim", 0) == 2 and name != "bank_scores"
@@ -196,9 +219,12 @@ def _of_arrays(path: Path, arrays: dict[str, Any]) -> ScoreTable:
     name = "scores" if "scores" in arrays else matrices[0] if len(matrices) == 1 else ""
     if not name:
         raise EvaluationError(
-            f"{path} holds {', '.join(arrays) or 'nothing'}; name the matrix of texts × videos 'scores'"
+            f"{path} holds {', '.join(map(str, arrays)) or 'nothing'}; name the matrix of texts × videos "
+            "'scores'"
         )
-    table = _table(arrays[name], *(arrays.get(each) for each in ("video_of_text", "text_ids", "video_ids")))
+    table = _table(
+        path, arrays[name], *(arrays.get(each) for each in ("video_of_text", "text_ids", "video_ids"))
+    )
     bank = arrays.get("bank_scores")
     return table if bank is None else table.with_bank(torch.as_tensor(bank))
 
@@ -213,7 +239,7 @@ def _read_csv(path: Path) -> ScoreTable | Run:
     if not rows:
         raise EvaluationError(f"{path} is empty")
     if all(_is_number(cell) for cell in rows[0]):
-        return _table(_numbers(path, rows))
+        return _table(path, _numbers(path, rows))
     return _of_columns(path, rows[0], rows[1:])
 
 
@@ -237,6 +263,8 @@ def _of_columns(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]])
     ]
     if None not in places:
         return _run_of_rows(path, rows, *(place for place in places if place is not None))
+    if len(names) < 2:
+        raise EvaluationError(f"{path} has one column; cells are parted by commas in .csv, by tabs in .tsv")
     if not rows or any(len(row) != len(names) for row in rows):
         raise EvaluationError(
             f"{path}: the rows of the table are not all as long as its head, {len(names)} columns"
@@ -244,7 +272,7 @@ def _of_columns(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]])
     has_ids = any(not _is_number(row[0]) for row in rows) or lower[0] in (*_QUERY, "")
     numbers = _numbers(path, [row[1:] if has_ids else row for row in rows])
     text_ids = [str(row[0]) for row in rows] if has_ids else None
-    return _table(numbers, None, text_ids, names[1:] if has_ids else names)
+    return _table(path, numbers, None, text_ids, names[1:] if has_ids else names)
 
 
 def _run_of_rows(path: Path, rows: Sequence[Sequence[Any]], query: int, document: int, score: int) -> Run:
@@ -315,6 +343,8 @@ _READERS: dict[str, Callable[[Path], ScoreTable | Run]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,

@@ -53,7 +53,7 @@ def read_run(path: Path) -> Run:
         if len(cells) != 6:
             raise EvaluationError(
                 f"{path}, line {number}: a TREC run has six columns (query Q0 document rank score tag), this "
-                f"line has {len(cells)}"
+                f"line has {len(cells)}; a matrix is read from .npy, .npz, .pt, .safetensors or .csv"
             )
         answers = run.setdefault(cells[0], {})
         if cells[2] in answers:
@@ -78,8 +78,12 @@ def read_qrels(path: Path) -> Qrels:
                 f"{path}, line {number}: qrels have four columns (query 0 document relevance), or three with "
                 f"tabs (query document relevance); this line has {len(cells)}"
             )
-        relevance = _number(cells[-1], path, number)
-        qrels.setdefault(cells[0], {})[cells[-2]] = int(relevance)
+        try:
+            qrels.setdefault(cells[0], {})[cells[-2]] = _whole(cells[-1])
+        except ValueError:
+            raise EvaluationError(
+                f"{path}, line {number}: relevance must be a whole number, not {cells[-1]}"
+            ) from None
     if not qrels:
         raise EvaluationError(f"{path} is empty; qrels have a line for each query and its document")
     return qrels
@@ -139,11 +143,20 @@ def _number(cell: str, path: Path, line: int) -> float:
         raise EvaluationError(f"{path}, line {line}: '{cell}' is not a number") from None
 
 
+def _whole(relevance: float | str) -> int:
+    value = float(relevance)
+    if not value.is_integer():
+        raise ValueError(f"{relevance} is not a whole number")
+    return int(value)
+
+
 def _qrels_of_json(path: Path) -> Qrels:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(q): {str(d): int(r) for d, r in of_q.items()} for q, of_q in values.items()}
+        return {str(q): {str(d): _whole(r) for d, r in of_q.items()} for q, of_q in values.items()}
     except OSError as error:
         raise EvaluationError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, AttributeError, TypeError):
-        raise EvaluationError(f"{path} is not JSON of the form {{query: {{document: relevance}}}}") from None
+        raise EvaluationError(
+            f"{path} is not JSON of the form {{query: {{document: whole number}}}}"
+        ) from None
