@@ -103,6 +103,20 @@ def test_gradients_of_a_pair_that_is_all_but_certain_keep_their_direction():
     torch.testing.assert_close(step[0, 0].norm(), torch.tensor(0.5, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_increment_that_has_its_radius_can_keep_it_across_any_gradient(dtype):
+    """|Δ|² and radius² differ by rounding, of either sign; its radius is not out of reach for that."""
+    generator = torch.Generator().manual_seed(0)
+    increment, gradient = torch.randn(2, 20, 10, 8, generator=generator, dtype=dtype)
+    along = (gradient * increment).sum(-1, keepdim=True) / increment.square().sum(-1, keepdim=True)
+    radius = increment.norm(dim=-1)
+    step = coupled_step(increment, gradient - along * increment, radius)
+    assert step.feasible_TV.all()
+    torch.testing.assert_close(
+        step.length_TV, torch.zeros_like(radius), atol=100 * torch.finfo(dtype).eps, rtol=0
+    )
+
+
 def test_a_radius_out_of_reach_is_said_and_the_closest_point_given():
     increment = torch.tensor([[[0.0, 2.0]]])
     gradient = torch.tensor([[[1.0, 0.0]]])

@@ -99,11 +99,13 @@ def coupled_step(increment_TVD: Tensor, gradient_TVD: Tensor, radius_TV: Tensor)
     """
     unit_gradient_TVD = _direction(gradient_TVD)
     along_TV = (increment_TVD * unit_gradient_TVD).sum(dim=-1)
-    discriminant_TV = along_TV.square() - increment_TVD.square().sum(dim=-1) + radius_TV.square()
+    norm_TV = increment_TVD.norm(dim=-1)
+    # As a product of differences radius² − |Delta|² is zero, not rounding, where the two are equal.
+    discriminant_TV = along_TV.square() + (radius_TV - norm_TV) * (radius_TV + norm_TV)
     has_line_TV = gradient_TVD.any(dim=-1)
     length_TV = (along_TV + discriminant_TV.clamp_min(0).sqrt()) * has_line_TV
     moved_TVD = increment_TVD - length_TV[..., None] * unit_gradient_TVD
-    feasible_TV = torch.where(has_line_TV, discriminant_TV >= 0, increment_TVD.norm(dim=-1) == radius_TV)
+    feasible_TV = torch.where(has_line_TV, discriminant_TV >= 0, norm_TV == radius_TV)
     return TrustRegionStep(moved_TVD, length_TV, feasible_TV)
 
 
