@@ -12,6 +12,7 @@ from gare import INTERACTIONS, TextFeatures, VideoFeatures
 from gare.interaction import build_interaction
 from gare.interaction.peers import PEERS
 from gare.objective import TERMS, ObjectiveConfig, training_loss
+from gare.objective.neighbor_term import neighbor_adjusting
 
 DIM, PAIRS, FRAMES, WORDS = 16, 8, 12, 14
 HEADS = [{"head": head} for head in ("mean", "lstm", "transformer", "tight")]
@@ -104,6 +105,18 @@ def test_neighbor_retr_merges_texts_and_videos_of_any_length_to_one_vector(words
     parts = interaction.score_pairs(text, video).parts
     assert parts["merged_text"].shape == parts["merged_video"].shape == (PAIRS, DIM)
     assert loss_of(interaction, text, video).total.isfinite()
+
+
+def test_videos_that_are_twice_in_a_small_batch_leave_the_neighbour_term_finite():
+    """Two captions of one video make two equal columns, and of four pairs only two are no neighbours."""
+    scores = torch.tensor(
+        [[0.9, 0.2, 0.2, 0.3], [0.1, 0.8, 0.8, 0.2], [0.3, 0.7, 0.7, 0.1], [0.5, 0.4, 0.4, 0.6]]
+    )
+    scores.requires_grad_()
+    loss = neighbor_adjusting(scores, torch.tensor([0.5, 0.4, 0.4, 0.3]), 1, 3.0)
+    loss.backward()
+    assert loss.isfinite()
+    assert scores.grad.isfinite().all()
 
 
 def test_the_tight_head_does_not_pay_for_frames_that_are_not_there():

@@ -97,7 +97,8 @@ def neighbor_adjusting(scores_BB: Tensor, centrality_B: Tensor, number: int, tem
 
 
 def _between(values_BB: Tensor, inside_BB: Tensor) -> Tensor:
-    """Rows scaled so that their values outside the neighbourhood run from zero to one."""
+    """Rows scaled so that values outside the neighbourhood run from zero to one; equal ones become zero."""
     least_B1 = values_BB.masked_fill(inside_BB, float("inf")).amin(dim=1, keepdim=True)
     most_B1 = values_BB.masked_fill(inside_BB, float("-inf")).amax(dim=1, keepdim=True)
-    return (values_BB - least_B1) / (most_B1 - least_B1)
+    span_B1 = most_B1 - least_B1
+    return (values_BB - least_B1) / torch.where(span_B1 > 0, span_B1, 1)
