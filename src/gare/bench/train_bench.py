@@ -35,6 +35,7 @@ class TrainBenchmark:
     peak_memory_gb: float
     bare_memory_gb: float
     tflop_per_step: float
+    bare_tflop_per_step: float
     model_flop_utilisation: float | None
     pairs_per_second: float
 
@@ -75,7 +76,8 @@ def benchmark_train(
 
     bare_ms, bare_memory = _measure(bare_step, device)
     step_ms, memory = _measure(step, device)
-    tflop = 3 * _tflop(gare, batch_size, frames)
+    towers, pairs = _tflop(gare, batch_size, frames)
+    tflop = 3 * (towers + pairs)  # backward takes twice what forward takes
     peak = PEAK_TFLOPS.get(describe_device(device))
     return TrainBenchmark(
         batch_size=batch_size,
@@ -89,6 +91,7 @@ def benchmark_train(
         peak_memory_gb=memory,
         bare_memory_gb=bare_memory,
         tflop_per_step=tflop,
+        bare_tflop_per_step=3 * towers,
         model_flop_utilisation=None if peak is None else 1000 * tflop / step_ms / peak,
         pairs_per_second=1000 * batch_size / step_ms,
     )
@@ -116,10 +119,10 @@ def _random_batch(model: GARE, batch_size: int, frames: int, device: torch.devic
     )
 
 
-def _tflop(model: GARE, batch_size: int, frames: int) -> float:
-    """Forward operations of a step: both towers, and all pairs of the batch."""
+def _tflop(model: GARE, batch_size: int, frames: int) -> tuple[float, float]:
+    """Forward operations of a step: of both towers, and of all pairs of the batch."""
     towers = model.encoder.flops()
     pairs = model.interaction.flops(
         texts=batch_size, videos=batch_size, frames=frames, words=model.encoder.max_words
     )
-    return (batch_size * (frames * towers["image"] + towers["text"]) + pairs) / 1e12
+    return batch_size * (frames * towers["image"] + towers["text"]) / 1e12, pairs / 1e12

@@ -110,16 +110,17 @@ def train(
         title=f"{batch_size} pairs × {frames} frames, {encoder}",
         caption=f"{result.device}, torch {result.torch}",
     )
-    for column in ("", "ms a step", "GB"):
+    for column in ("", "ms a step", "GB", "TFLOP"):
         table.add_column(column, justify="right" if column else "left")
-    table.add_row("bare dual encoder", f"{result.bare_ms:.1f}", f"{result.bare_memory_gb:.1f}")
-    table.add_row("full GARE", f"{result.step_ms:.1f}", f"{result.peak_memory_gb:.1f}")
+    for name, numbers in (
+        ("bare dual encoder", (result.bare_ms, result.bare_memory_gb, result.bare_tflop_per_step)),
+        ("full GARE", (result.step_ms, result.peak_memory_gb, result.tflop_per_step)),
+    ):
+        table.add_row(name, *(f"{number:.1f}" for number in numbers))
     Console().print(table)
     used = result.model_flop_utilisation
     share = "" if used is None else f", {100 * used:.0f} % of the device's peak"
-    typer.echo(
-        f"{result.tflop_per_step:.1f} TFLOP a step{share}; {result.pairs_per_second:.0f} pairs a second"
-    )
+    typer.echo(f"{result.pairs_per_second:.0f} pairs a second{share}")
 
 
 def scoring_table(result: ScoringBenchmark) -> Table:
