@@ -184,7 +184,11 @@ def all_comparisons(results: Results, milestones: tuple[int, ...]) -> list[Compa
                     if ours.is_free and theirs.is_free and (steps, temperature) != (milestones[-1], 0.05):
                         continue  # nothing is trained: one comparison is all
                     against = "text_to_video" if is_self else direction
-                    name = question if (question, task) != ("primary", "A1") else "control: must hold zero"
+                    name = question
+                    if question == "primary" and task not in PRIMARY_TASKS:
+                        name = "control: must hold zero"
+                    elif question == "primary" and steps != milestones[-1]:
+                        name = "shorter runs"
                     for metric, change, near, far, seeds, queries in compare(
                         results, ours, theirs, direction, against
                     ):

@@ -183,6 +183,7 @@ def test_intervals_see_a_difference_and_none(tmp_path):
     assert far[0] > 10
     found = decisive_table.all_comparisons(results, (4, 8))
     assert {(one.question, one.steps) for one in found} == {("primary", 8)}
+    assert {one.question for one in decisive_table.all_comparisons(results, (8, 16))} == {"shorter runs"}
     assert "psi beats the offset" in decisive_table.verdict(found, 8)[0]
     assert decisive_table.verdict(found, 8)[-1] == "- 5 of 6 primary comparisons were not run"
 
