@@ -163,6 +163,42 @@ def search(uri: str, words: str) -> list[tuple[str, float]]:
         return [(hit.path, hit.score) for hit in library.search(words, top=100)]
 
 
+# --- vectors of several models ------------------------------------------------------------------------------
+
+_OPTIONS = IndexOptions(commit_seconds=0.0)
+
+
+def index_with(uri: str, root: str, model: str) -> None:
+    with Library.open(uri, model=model) as library:
+        library.index(root, options=_OPTIONS)
+
+
+def change_model(uri: str, model: str) -> None:
+    with Library.open(uri) as library:
+        library.change_model(model, options=_OPTIONS)
+
+
+def use_model(uri: str, model: str) -> None:
+    with Library.open(uri) as library:
+        library.use_model(model)
+
+
+def forget_model(uri: str, model: str) -> None:
+    with Library.open(uri) as library:
+        library.forget_model(model)
+
+
+def look_at_sets(uri: str) -> tuple[list[dict[str, Any]], list[tuple[str, float]], list[str]]:
+    """The sets of a library, what a search finds, and what a check has to say."""
+    with Library.open(uri, read_only=True) as library:
+        sets = [library.describe_set(found) for found in library.sets()]
+        hits = [(hit.id, round(hit.score, 4)) for hit in library.search("a red ball", top=100)]
+        return sets, hits, [str(finding) for finding in library.check().damage]
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
 def exists(uri: str) -> bool:
     try:
         open_store(uri).close()

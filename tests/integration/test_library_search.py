@@ -187,6 +187,15 @@ def test_searching_for_nothing_or_two_things_is_refused(library: gare.Library) -
         library.search("a dog", top=0)
 
 
+def test_the_folder_of_videos_in_place_of_its_library_is_told_from_none(
+    model: gare.GARE, tmp_path: Path
+) -> None:
+    inside = tmp_path / ".gare"
+    gare.Library.open(inside, model=model).close()
+    with pytest.raises(LibraryError, match=f"no library at {tmp_path}, but there is one at {inside}"):
+        gare.Library.open(tmp_path, create=False)
+
+
 # --- stage 1 and audit --------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from clips import write_video
 from gare import GARE, GareConfig
 from gare.errors import LibraryError
 from gare.library.index.index_run import IndexOptions
-from gare.library.library import Library
+from gare.library.library import Library, model_stamp
 from gare.library.model_change import num_behind
 from gare.library.store.store_schema import frame_schema, item_schema
 from gare.model.known_models import KNOWN_MODELS
@@ -354,6 +354,112 @@ def test_what_is_indexed_meanwhile_is_encoded_before_the_change(few: Path, model
         assert num_behind(library.home, library.store) == 0
 
 
+def test_a_model_that_somebody_else_changed_to_meanwhile_is_the_one_that_is_followed(
+    few: Path, models: Any, tmp_path: Path
+):
+    old, new = models
+    place, third = tmp_path / "library", save_model(tmp_path / "third", 2)
+    with Library.open(place, model=old) as library:
+        library.index(few)
+
+    def somebody_else(progress: Any) -> None:
+        if not (few / "late.mp4").exists():
+            write_colour(few / "late.mp4", 0.7, seconds=1, size=(64, 48))
+            with Library.open(place) as other:
+                other.change_model(third)
+                assert other.index().new == 1
+
+    with Library.open(place) as library:
+        library.change_model(new, on_progress=somebody_else)
+        assert (library.store.stamp.name, len(library)) == (str(new), 5)
+
+
+def test_what_is_indexed_while_the_model_changes_is_in_the_library_afterwards(
+    few: Path, models: Any, tmp_path: Path
+):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+    write_colour(few / "late.mp4", 0.7, seconds=1, size=(64, 48))
+    changed: list[str] = []
+
+    def somebody_else(progress: Any) -> None:
+        if not changed:
+            with Library.open(place) as other:
+                changed.append(other.change_model(new).changed_to)
+
+    with Library.open(place) as library:
+        report = library.index(on_progress=somebody_else)
+        assert changed == [str(new)]
+        assert (library.store.stamp.name, report.new, len(library)) == (str(new), 1, 5)
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3", "postgres"])
+def test_vectors_that_are_forgotten_while_they_are_made(kind: str, few: Path, models: Any, new_library: Any):
+    old, new = models
+    place = new_library(kind)
+    with Library.open(place, model=old) as library:
+        library.index(few)
+    forgotten: list[str] = []
+
+    def somebody_else(progress: Any) -> None:
+        if progress.done and not forgotten:
+            with Library.open(place) as other:
+                forgotten.append(other.forget_model(str(new)).name)
+
+    with Library.open(place) as library:
+        options = IndexOptions(num_workers=1, commit_seconds=0.0)
+        with pytest.raises(LibraryError, match=r"not changed: .* forgotten while they were made.* again"):
+            library.change_model(new, options=options, on_progress=somebody_else)
+        assert [found.stamp.name for found in library.sets()] == [str(old)]
+        assert len(library.search("red")) == 4
+    with Library.open(place) as library:
+        assert library.change_model(new).encoded_again == 4
+        assert len(library.search("red")) == 4
+
+
+@pytest.mark.parametrize("forgotten", ["first", "second"])
+def test_a_library_that_is_open_elsewhere_survives_that_its_vectors_are_forgotten_at_once(
+    forgotten: str, few: Path, models: Any, tmp_path: Path
+):
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        library.change_model(new)
+        if forgotten == "first":
+            library.use_model(str(old))
+        else:
+            old, new = new, old
+    with Library.open(place) as reader:
+        before = brief(reader.search("red"))
+        with Library.open(place) as other:
+            other.use_model(str(new))
+            other.forget_model(str(old))
+        reader._looked = time.monotonic()  # it has just looked, and knows of nothing
+        after = brief(reader.search("red"))
+        assert after == answers(place, new)["red"]
+        assert after != before
+
+
+def test_a_model_that_is_gone_after_the_change_is_named_with_the_way_back(
+    few: Path, models: Any, tmp_path: Path
+):
+    old, new = models
+    place, gone = tmp_path / "library", tmp_path / "gone"
+    shutil.copytree(new, gone)
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        library.change_model(gone)
+    shutil.rmtree(gone)
+    with Library.open(place) as library:
+        with pytest.raises(LibraryError, match=rf"^{place} was made by .*--use {old}$"):
+            library.search("red")
+        library.use_model(str(old))
+        assert len(library.search("red")) == 4
+
+
 def test_a_disk_that_is_not_there_stops_the_change_and_loses_nothing(few: Path, models: Any, tmp_path: Path):
     old, new = models
     disk = tmp_path / "disk"
@@ -409,6 +515,29 @@ def test_a_change_to_a_set_that_is_not_complete_is_refused(few: Path, models: An
         assert not list((place / "sets").iterdir())
         with pytest.raises(LibraryError, match="has no vectors of"):
             library.use_model(str(new))
+
+
+@pytest.mark.parametrize("table", ["items", "frames", "files"])
+def test_sets_that_are_half_made_or_half_gone_are_listed(table: str, few: Path, models: Any, tmp_path: Path):
+    """A change and a `--forget` that were killed at their first and last writes."""
+    old, new = models
+    place = tmp_path / "library"
+    with Library.open(place, model=old) as library:
+        library.index(few)
+        name = library._sets.begin(model_stamp(GARE.from_pretrained(new), str(new)))
+    shutil.rmtree(place / "sets" / name / f"{table}.lance")
+    listed = gare("models", "--library", place)
+    assert [(row["state"], row["num_items"]) for row in listed] == [("complete", 4), ("building", 0)]
+    with Library.open(place) as library:
+        assert library.check().damage == []
+        assert library.change_model(new).encoded_again == 4
+        library.use_model(str(old))
+        library._sets._note(name, library.sets()[1].stamp, "leaving")
+        shutil.rmtree(place / "sets" / name / f"{table}.lance")
+    listed = gare("models", "--library", place)
+    assert [(row["state"], row["num_items"]) for row in listed] == [("complete", 4), ("leaving", 0)]
+    assert len(gare("models", "--library", place, "--forget", new)) == 1
+    assert not list((place / "sets").iterdir())
 
 
 def test_vectors_that_were_removed_by_hand_leave_the_first_ones(few: Path, models: Any, tmp_path: Path):
@@ -536,6 +665,9 @@ def test_the_settings_page_changes_goes_back_and_forgets(few: Path, models: Any,
         page.click("#change")
         page.wait_for_selector("tr[data-model='gare-mini'] .chip:text('searched now')")
         assert server.get("/api/v1/info").json()["model"] == "gare-mini"
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate(_OUTSIDE) == []
         page.click(f"tr[data-model='{old}'] [data-use]")
         page.wait_for_selector(f"tr[data-model='{old}'] .chip:text('searched now')")
         assert server.get("/api/v1/info").json()["model"] == str(old)
@@ -543,6 +675,17 @@ def test_the_settings_page_changes_goes_back_and_forgets(few: Path, models: Any,
         page.wait_for_selector("#model option[value='gare-mini']", state="attached")
         assert [found["model"] for found in server.get("/api/v1/models").json()["sets"]] == [str(old)]
         page.close()
+
+
+_OUTSIDE = """() => {
+  const edge = document.querySelector("#models").getBoundingClientRect().right;
+  const isOut = (each) => each.getBoundingClientRect().right > edge;
+  const isNoCell = (each) => getComputedStyle(each).display === "flex";
+  const wide = [...document.querySelectorAll("#models *")].filter(isOut);
+  const cells = [...document.querySelectorAll("#models td")].filter(isNoCell);
+  return [...wide, ...cells].map((each) => each.outerHTML);
+}"""
+"""What of the menu of models sticks out of its panel, or out of its table."""
 
 
 def test_the_api_refuses_what_would_harm(few: Path, models: Any, tmp_path: Path):

@@ -274,7 +274,9 @@ def _load_model(folder: Path) -> Any:
                 ignore_mismatched_sizes=True,  # reported below, in one line
             )
     except Exception as error:  # truncated, damaged, of other shapes: each fails in its own way
-        raise CheckpointError(f"the weights in {folder} cannot be loaded: {first_line(error)}") from None
+        raise CheckpointError(
+            f"the weights in {folder} cannot be loaded: {first_line(error)}; download or save them again"
+        ) from None
     # A key of another shape comes with both shapes.
     other_shapes = [each if isinstance(each, str) else each[0] for each in loaded["mismatched_keys"]]
     lacking = sorted(name for name in {*loaded["missing_keys"], *other_shapes} if name not in _NOT_USED)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from gare.errors import CheckpointError, LibraryError, MissingLibraryError
+from gare.errors import CheckpointError, LibraryError, MissingLibraryError, QueryError
 from gare.library.check import CheckReport
 from gare.library.check.repair_run import LoadModel
 from gare.library.filters import Filter, parse_filter, simplify
@@ -130,6 +130,8 @@ class Library:
         place, device = str(place), usable_device(device)
         home = _try_open(place, read_only=read_only)
         if home is None and (not create or read_only):
+            if os.path.isdir(inside := os.path.join(os.path.expanduser(place), LIBRARY_FOLDER)):
+                raise MissingLibraryError(f"there is no library at {place}, but there is one at {inside}")
             return cls(open_store(place, read_only=read_only), None, device=device)  # says what is wrong
         if home is None:
             name, loaded = _load(DEFAULT_MODEL if model is None else model, device)
@@ -179,6 +181,7 @@ class Library:
 
     def __len__(self) -> int:
         """Number of items: whole videos, or the segments of them."""
+        self._follow()
         return self.store.count()
 
     def close(self) -> None:
@@ -223,7 +226,20 @@ class Library:
         stamp = store.stamp
         if self._given is not None and self._given[0] == set_name(stamp):
             return self._given[1]
-        return _load_model_of(store.uri, stamp, self._device)
+        try:
+            return _load_model_of(self.home.uri, stamp, self._device)
+        except LibraryError as error:
+            kept = [
+                found.stamp.name
+                for found in self.sets()
+                if found.state == "complete" and not found.is_current
+            ]
+            if not kept:
+                raise
+            raise LibraryError(
+                f"{error}. Or go back to the vectors of {kept[0]}: gare models --library {self.home.uri} "
+                f"--use {kept[0]}"
+            ) from None
 
     # --- the model ------------------------------------------------------------------------------------------
 
@@ -234,8 +250,9 @@ class Library:
     def describe_set(self, found: VectorSet) -> dict[str, Any]:
         """What there is to say about a set, as plain values."""
         store = None
-        with suppress(MissingSetError):  # one that is removed, or was not begun before a kill
-            store = self._sets.open(found.name)
+        if found.state != "leaving":  # its tables go one by one
+            with suppress(MissingSetError):  # it was removed by hand, or is only just begun
+                store = self._sets.open(found.name)
         return {
             "set": found.name,
             "model": found.stamp.name,
@@ -384,7 +401,21 @@ class Library:
     def find(self, request: SearchRequest) -> Hits:
         """The hits of a request, best first."""
         self._follow()
-        return self.searcher.search(request)
+        searcher = self.searcher
+        hits: Hits | None = None
+        try:
+            hits = searcher.search(request)
+        except (LibraryError, QueryError):
+            if not self._left(searcher):
+                raise
+        if hits is None or (not hits and self._left(searcher)):
+            return self.searcher.search(request)
+        return hits
+
+    def _left(self, searcher: Searcher) -> bool:
+        """Whether the model was changed: its vectors may have been forgotten in the middle of a search."""
+        self._follow(now=True)
+        return self.searcher is not searcher
 
     def describe(
         self,
@@ -444,6 +475,10 @@ class Library:
         )
         if report.did_something and not report.interrupted:
             opened.store.maintain()
+        self._follow(now=True)
+        if self._open.name != opened.name and not report.interrupted:
+            # Somebody changed the model meanwhile, and its vectors may lack what was done here.
+            report = self.index(*roots, options=options, on_progress=on_progress)
         return report if before is None else report.after_a_change(before)
 
     def _encode_again(
@@ -484,6 +519,7 @@ class Library:
 
     def get(self, item: str) -> dict[str, Any] | None:
         """One item as a row of plain values; None if there is none."""
+        self._follow()
         rows: list[dict[str, Any]] = self.store.fetch([item], _ITEM_COLUMNS).to_pylist()
         return rows[0] if rows else None
 

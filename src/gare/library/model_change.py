@@ -47,14 +47,37 @@ def encode_again(
 
     Raises:
         LibraryError: a folder of the library is not there, so that the new vectors would lack its files.
+            Or somebody forgot the new vectors meanwhile.
     """
     name = sets.begin(stamp)
+    try:
+        return _fill_and_use(name, sets, source, model, stamp, folders, options, on_progress)
+    except LibraryError:
+        if any(found.name == name for found in sets.all()):
+            raise
+        raise LibraryError(
+            f"the model was not changed: the vectors of {stamp.name} were forgotten while they were made. "
+            "To make them after all, run the same command again"
+        ) from None
+
+
+def _fill_and_use(
+    name: str,
+    sets: VectorSets,
+    source: Store,
+    model: GARE,
+    stamp: ModelStamp,
+    folders: Sequence[str],
+    options: IndexOptions,
+    on_progress: Callable[[IndexProgress], None],
+) -> IndexReport:
     target = sets.open(name)
     split = str(choose_segmentation(options, source, model))
     options = replace(options, split=split, exclude=(), hidden=True, tags=(), settle_seconds=0.0)
     total = IndexReport()
     seen: dict[str, Known] = {}
     for _ in range(_MOST_ROUNDS):  # what came in while we worked is done in the next round
+        source = sets.open(sets.current_name())  # somebody may change the model to a third one meanwhile
         known = read_ledger(source)
         if seen and known.items() <= seen.items():
             break

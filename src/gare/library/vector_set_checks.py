@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from gare.errors import LibraryError
+from gare.errors import LibraryError, MissingLibraryError
 from gare.library.check import CheckReport, Finding, check_library, repair_library
 from gare.library.check.repair_run import LoadModel
 from gare.library.store import ModelStamp, open_store
@@ -47,7 +47,10 @@ def check_sets(
     report = check(sets[0] if sets else None, None)
     for found in sets[1:]:
         if found.state in _HAS_ROWS:
-            _add(report, check(found, found.name), found)
+            try:
+                _add(report, check(found, found.name), found)
+            except MissingLibraryError:
+                report.add("missing_set", _describe_missing(found))
     return report
 
 
@@ -58,8 +61,16 @@ def repair_sets(address: str | os.PathLike[str], load_model: LoadModel, **how: A
     report = repair_library(address, load_model, with_rows=not before or before[0].state in _HAS_ROWS, **how)
     for found in _sets(address)[1:]:
         if found.state in _HAS_ROWS:
-            _add(report, repair_library(address, load_model, beside=found.name, **how), found)
+            try:
+                _add(report, repair_library(address, load_model, beside=found.name, **how), found)
+            except MissingLibraryError:
+                report.add("missing_set", _describe_missing(found))
     return report
+
+
+def _describe_missing(found: VectorSet) -> str:
+    name = found.stamp.name
+    return f"there are no vectors of {name} ({found.name}); gare index --model {name} makes them"
 
 
 def _sets(address: str) -> list[VectorSet]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from gare.errors import LibraryError, MissingLibraryError
+from gare.errors import DamagedLibraryError, LibraryError, MissingLibraryError
 from gare.library.search.exact_search import ExactSearch
 from gare.library.search.searcher import Searcher
 from gare.library.store import ModelStamp, Store
@@ -188,8 +188,18 @@ class VectorSets:
             self._note(name, stamp, "building")
         if name != self.home_name:
             with self._opening:
-                self._stores[name] = self.home.beside(name, stamp=stamp, create=True, read_only=False)
+                self._stores[name] = self._create(name, stamp, is_new=state is None)
         return name
+
+    def _create(self, name: str, stamp: ModelStamp, *, is_new: bool) -> Store:
+        try:
+            return self.home.beside(name, stamp=stamp, create=True, read_only=False)
+        except DamagedLibraryError:
+            if not is_new:
+                raise
+        # Somebody went on writing into a set that was forgotten.
+        self.home.drop_beside(name)
+        return self.home.beside(name, stamp=stamp, create=True, read_only=False)
 
     def use(self, name: str) -> None:
         """Make a set the current one; from now on it counts as complete."""
@@ -201,7 +211,7 @@ class VectorSets:
         if name == self.current_name():
             raise LibraryError(
                 f"searches of {self.home.uri} use the vectors of this model; change to another one first: "
-                "gare models --use NAME"
+                f"gare models --library {self.home.uri} --use NAME"
             )
         stamp = self.named(name).stamp
         self._note(name, stamp, "leaving")

@@ -32,6 +32,7 @@ NOTE_KINDS = {
     "unchecked": "rows without checksum, of a library made before format 2",
     "item_without_ledger": "a file whose indexing was cut short; the next `gare index` finishes it",
     "unfinished_library": "a library whose making was cut short; the next `gare index` finishes it",
+    "missing_set": "the vectors of another model are not there: not begun yet, or removed by hand",
     "unfinished_file": "a file that the next `gare index` looks at again",
     "extra_items": "a file has more items than the ledger counts",
     "deleted_items": "a file has fewer items than the ledger counts: they were deleted, or the file is gone",

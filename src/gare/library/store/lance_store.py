@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gare.errors import LibraryError
+from gare.errors import MissingLibraryError
 from gare.library.filters.filter_simplification import simplify
 from gare.library.filters.filter_tree import (
     And,
@@ -125,7 +125,7 @@ class LanceStore(Store):
         for table in (self._frames, self._files, self._items):
             if not table.exists():  # a process may have died between the facts and the tables
                 if self._place.read_only:
-                    raise LibraryError(f"library {self.uri} is not finished; run 'gare index' again")
+                    raise MissingLibraryError(f"library {self.uri} is not finished; run 'gare index' again")
                 table.create(schemas[table.name])
 
     def _check_tables(self) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import psycopg
 from psycopg import errors, sql
 
-from gare.errors import MissingLibraryError
 from gare.library.filters.filter_simplification import simplify
 from gare.library.filters.filter_tree import (
     And,
@@ -42,6 +41,7 @@ from gare.library.store.postgres_tables import (
     create_statements,
     database_bytes,
     drop_index,
+    empty_set,
     has_rows,
     lost_tables,
     maintain_database,
@@ -371,14 +371,7 @@ class PostgresStore(Store):
 
     def drop_beside(self, name: str) -> None:
         """Empty its tables. They stay: who still reads there would be led to the tables of the library."""
-        try:
-            store = self.beside(name, stamp=None, create=False, read_only=False)
-        except MissingLibraryError:
-            return
-        store.discard()
-        assert isinstance(store, PostgresStore)
-        store._link.run(lambda connection: connection.execute("DELETE FROM gare_facts"))
-        store.close()
+        self._link.run(lambda connection: empty_set(connection, name))
 
     def discard(self) -> None:
         self._link.run(lambda connection: connection.execute("TRUNCATE gare_items, gare_frames, gare_files"))

@@ -81,6 +81,14 @@ def lost_tables(
     return [row[0] for row in rows]
 
 
+def empty_set(connection: psycopg.Connection[Any], name: str) -> None:
+    """Empty every table of the vectors of another model, in one step."""
+    schema = set_schema(connection, name)
+    place = sql.Identifier(schema).as_string(connection)
+    if held := lost_tables(connection, schema, there=True):
+        connection.execute("TRUNCATE " + ", ".join(f"{place}.{table}" for table in held))
+
+
 def has_rows(connection: psycopg.Connection[Any], schema: str | None = None) -> bool:
     """Whether there are items or frames."""
     held = set(lost_tables(connection, schema, there=True)) & {"gare_items", "gare_frames"}
