@@ -4,32 +4,40 @@
 
 Prints a JSON line for each part as it is ready, the most telling first, and writes all of them to FILE. Each
 part is a process of its own, ended when its time is over; the next one follows. `--small` runs everything on
-a CPU, to try it.
+a CPU, to try it, kernels in Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+if "--small" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import torch
+import torch.nn.functional as F
 
 from gare.bench.bench_timing import median_ms
 from gare.bench.encode_bench import benchmark_encode, random_clip
 from gare.bench.train_bench import benchmark_train
 from gare.encoders import bfloat16_layers, short_attention
-from gare.encoders.clip_encoder import ClipEncoder, FirstPlaceLayer
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig
 from gare.encoders.encoder import Encoder
-from gare.model import GareConfig
+from gare.model import GARE, GareConfig
 
 IS_SMALL = "--small" in sys.argv
 DEVICE = torch.device("cpu" if IS_SMALL else "cuda")
-MOST_S = 110.0
+MOST_S = 600.0 if IS_SMALL else 110.0
 
 
 # --- parts --------------------------------------------------------------------------------------------------
@@ -75,7 +83,21 @@ def train() -> dict[str, Any]:
         return measure(function, device) if len(taken) == 2 else (float("nan"), 0.0)
 
     bench._measure = measure_last  # type: ignore[assignment]
-    return train_with_bare() | _kernels(taken[-1])
+    result = train_with_bare()
+    print(json.dumps(result), flush=True)
+    return result | {"waits": _waits(taken[-1])} | _kernels(taken[-1], most=40)
+
+
+def _waits(function: Callable[[], object]) -> list[str]:
+    """Where a step waits for the GPU before it goes on."""
+    if IS_SMALL:
+        return []
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    torch.cuda.set_sync_debug_mode("default")
+    return [f"{Path(each.filename).name}:{each.lineno} {str(each.message)[:60]}" for each in caught]
 
 
 def train_with_bare() -> dict[str, Any]:
@@ -86,23 +108,32 @@ def train_with_bare() -> dict[str, Any]:
     return vars(result)
 
 
-def train_with_short_attention() -> dict[str, Any]:
-    """With the kernels of attention, which encoding alone uses."""
-    short_attention.is_short = lambda *_: True
+def train_by_kernels() -> dict[str, Any]:
+    """Layers of the image tower by `encoders/training_layers.py`."""
+    ClipEncoder.trains_by_kernels = True
     return train()
+
+
+def train_by_kernels_texts_first() -> dict[str, Any]:
+    """Texts are encoded before the videos, as it was: how long the GPU waits for their many small kernels."""
+    import gare.bench.train_bench as bench
+
+    def make_encode(model: GARE, *, autocast: bool) -> Any:
+        def encode(batch: Any) -> Any:
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+                text = model.text_features(batch.token_ids_TW, batch.mask_TW)
+                video = model.encode_frames(batch.frames, batch.mask_VF)
+            return text.to(torch.float32), video.to(torch.float32)
+
+        return encode
+
+    bench.make_encode = make_encode
+    return train_by_kernels()
 
 
 def train_keeping_more() -> dict[str, Any]:
     """Backward keeps what torch.compile chooses."""
     ClipEncoder.compile_towers = Encoder.compile_towers  # type: ignore[method-assign]
-    return train()
-
-
-def train_tuned() -> dict[str, Any]:
-    """Shapes of the compiled kernels are tried one by one."""
-    import torch._inductor.config as inductor
-
-    inductor.coordinate_descent_tuning = True
     return train()
 
 
@@ -120,10 +151,143 @@ def train_keeping_more_cudnn() -> dict[str, Any]:
     return train_cudnn()
 
 
-def train_all_places() -> dict[str, Any]:
-    """The last layer computes every place, as it did before."""
-    FirstPlaceLayer.make = staticmethod(lambda layer: None)  # type: ignore[method-assign]
-    return train()
+def tower() -> dict[str, Any]:
+    """The image tower alone, forward and backward, written out and as torch does it; and how exact each is.
+
+    Differences are those of each parameter's gradient, relative to float32, for few pictures.
+    """
+    encoder: Any = _encoder().to(DEVICE).train()
+    few, total = (2, 2) if IS_SMALL else (24, 1536)
+    shape = (total, 3, encoder.image_format.size, encoder.image_format.size)
+    bytes_NCHW = torch.randint(256, shape, dtype=torch.uint8, device=DEVICE)
+    # A bias of keys moves all logits of a query alike: its gradient is nothing but rounding.
+    named = encoder.vision.named_parameters()
+    parameters = [each for name, each in named if not name.endswith("k_proj.bias")]
+    dtype = torch.float32 if IS_SMALL else torch.bfloat16
+
+    def plain(pictures: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = encoder.image_features(encoder.image_format.normalise(pictures))
+        return features
+
+    def by_kernels(pictures: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = encoder._train_on_bytes(pictures, dtype=dtype)
+        return features
+
+    def gradients(features: torch.Tensor) -> list[torch.Tensor]:
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        weights = torch.randn(features.shape, generator=generator, device=DEVICE)
+        return [features.detach(), *torch.autograd.grad(features.float(), parameters, weights)]
+
+    def distance(found: list[torch.Tensor]) -> dict[str, float]:
+        shares = [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, exact, strict=True)]
+        return {"features": shares[0], "median": statistics.median(shares[1:]), "worst": max(shares[1:])}
+
+    exact = [each.double() for each in gradients(plain(bytes_NCHW[:few]))]
+    result: dict[str, Any] = {}
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=not IS_SMALL):
+        result["difference_by_kernels"] = distance(gradients(by_kernels(bytes_NCHW[:few])))
+        result["difference_by_torch"] = distance(gradients(plain(bytes_NCHW[:few])))
+        print(json.dumps(result), flush=True)
+        for compiled in (False, True):
+            if compiled:
+                encoder.compile_towers()
+            name = "by_kernels_compiled_ends" if compiled else "by_kernels"
+            result |= _memory_and_ms(name, lambda: gradients(by_kernels(bytes_NCHW)))
+            result[f"{name}_forward_ms"] = median_ms(lambda: by_kernels(bytes_NCHW), DEVICE)
+            print(json.dumps(result), flush=True)
+        return result | _kernels(lambda: gradients(by_kernels(bytes_NCHW)), most=40)
+
+
+def _encoder() -> ClipEncoder:
+    """ViT-B/32 with random weights, or something tiny."""
+    if not IS_SMALL:
+        return ClipEncoder(ClipEncoderConfig())
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    architecture = {
+        "model_type": "clip",
+        "projection_dim": 16,
+        "vision_config": {**sizes, "image_size": 32, "patch_size": 8},
+        "text_config": {**sizes, "vocab_size": 100},
+    }
+    return ClipEncoder(ClipEncoderConfig(architecture=architecture))
+
+
+def _memory_and_ms(name: str, call: Callable[[], object]) -> dict[str, float]:
+    milliseconds = median_ms(call, DEVICE)
+    if IS_SMALL:
+        return {f"{name}_ms": milliseconds}
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return {f"{name}_ms": milliseconds, f"{name}_gb": torch.cuda.max_memory_allocated() / 1e9}
+
+
+def shapes_of_kernels() -> dict[str, Any]:
+    """Each kernel of `training_layers` alone, in several shapes; `floor_ms` is its bytes at 4.3 TB/s."""
+    from gare.encoders import add_norm_cuda, patches_cuda, quick_gelu_cuda, short_attention_cuda
+
+    pictures, places, heads, size = (1, 4, 1, 32) if IS_SMALL else (1536, 50, 12, 224)
+    dtype = torch.float32 if IS_SMALL else torch.bfloat16
+    rows, width = places * pictures, 64 * heads
+    states, above = torch.randn(2, rows, width, device=DEVICE)
+    one, other, normed = torch.randn(3, rows, width, device=DEVICE).to(dtype)
+    weight, bias = torch.randn(2, width, device=DEVICE)
+    hidden, gradient = torch.randn(2, rows, 4 * width, device=DEVICE).to(dtype)
+    packed = torch.randn(pictures, places, 3, heads, 64, device=DEVICE).to(dtype)
+    attended = torch.randn(pictures, places, heads, 64, device=DEVICE).to(dtype)
+    bytes_NCHW = torch.randint(256, (pictures, 3, size, size), dtype=torch.uint8, device=DEVICE)
+    norm, result = (weight, bias, 1e-5), {}
+    narrow, wide = rows * width * 2, 4 * rows * width * 2
+
+    def measure(name: str, call: Callable[[], object], moved: int) -> None:
+        try:
+            result[name] = {"ms": median_ms(call, DEVICE, seconds=0.1), "floor_ms": moved / 4.3e9}
+        except Exception as error:
+            result[name] = str(error)[:200]
+        print(json.dumps(result), flush=True)
+
+    def backward() -> object:
+        return add_norm_cuda.add_norm_backward(normed, above, states, one, norm)
+
+    measure(
+        "norm of two branches",
+        lambda: add_norm_cuda.add_norm(states, (one, other), *norm, dtype=dtype),
+        narrow * 7,
+    )
+    measure(
+        "norm, sum not kept",
+        lambda: add_norm_cuda.add_norm(states, (one,), *norm, dtype=dtype, keeps_sum=False),
+        narrow * 4,
+    )
+    for warps in (4, 8):
+        for programs in (528, 1056, 2112):
+            add_norm_cuda._warps = lambda _, warps=warps: warps  # type: ignore[misc]
+            add_norm_cuda.PROGRAMS = programs
+            measure(f"norm backward, {warps} warps, {programs} programs", backward, narrow * 10)
+    measure("activation", lambda: quick_gelu_cuda.quick_gelu(hidden), wide * 2)
+    for tile in (2, 4, 8):
+        for programs in (88, 176, 352):
+            quick_gelu_cuda.ROWS, quick_gelu_cuda.PROGRAMS = tile, programs
+            measure(
+                f"activation backward, {tile} rows, {programs} programs",
+                lambda: quick_gelu_cuda.quick_gelu_backward(gradient, hidden),
+                wide * 4,
+            )
+    query, key, value = packed.permute(2, 0, 3, 1, 4)
+    sizes = short_attention_cuda._sizes
+    for warps in (2, 4, 8):
+        short_attention_cuda._sizes = lambda x, warps=warps: sizes(x) | {"num_warps": warps}  # type: ignore[misc]
+        measure(
+            f"attention, {warps} warps",
+            lambda: short_attention_cuda.forward(query, key, value, 0.125),
+            narrow * 4,
+        )
+        measure(
+            f"attention backward, {warps} warps",
+            lambda: short_attention_cuda.packed_backward(attended, packed, 0.125),
+            narrow * 8,
+        )
+    measure("patches", lambda: patches_cuda.patches_of_bytes(bytes_NCHW, 32), bytes_NCHW.numel() * 3)
+    return result
 
 
 @torch.no_grad()
@@ -185,6 +349,34 @@ def encode_in_parts() -> dict[str, Any]:
         return result | _kernels(lambda: model.encoder.encode_frames(bytes_NCHW))
 
 
+@torch.no_grad()
+def activation_in_product() -> dict[str, Any]:
+    """The four products of a layer; and the activation in the kernel of its product, by torch.compile."""
+    rows, dtype = (64, torch.float32) if IS_SMALL else (1536 * 50, torch.bfloat16)
+    result: dict[str, Any] = {}
+    for name, wide, narrow in (("qkv", 2304, 768), ("out", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072)):
+        x, weight = (torch.randn(n, narrow, device=DEVICE).to(dtype) for n in (rows, wide))
+        bias = torch.randn(wide, device=DEVICE).to(dtype)
+        call = partial(F.linear, x, weight, bias)
+        milliseconds = median_ms(call, DEVICE, seconds=0.3)
+        result[name] = {"ms": milliseconds, "tflop_per_s": 2 * rows * wide * narrow / milliseconds / 1e9}
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, weight, bias))
+
+    x, weight = (torch.randn(n, 768, device=DEVICE).to(dtype) for n in (rows, 3072))
+    bias = torch.randn(3072, device=DEVICE).to(dtype)
+    result["apart_ms"] = median_ms(lambda: product(x, weight, bias), DEVICE, seconds=0.3)
+    print(json.dumps(result), flush=True)
+    options = {} if IS_SMALL else {"max_autotune": True, "triton.enable_persistent_tma_matmul": True}
+    together = torch.compile(product, options=options)
+    difference = together(x, weight, bias).float() - product(x, weight, bias).float()
+    result["together_ms"] = median_ms(lambda: together(x, weight, bias), DEVICE, seconds=0.3)
+    return (
+        result | {"difference": float(difference.abs().max())} | _kernels(lambda: together(x, weight, bias))
+    )
+
+
 def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
@@ -204,16 +396,18 @@ def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
+    tower,
+    train_by_kernels,
     encode_variants,
+    shapes_of_kernels,
     train,
+    encode,
+    train_by_kernels_texts_first,
+    activation_in_product,
     train_keeping_more,
+    train_with_bare,
     train_cudnn,
     train_keeping_more_cudnn,
-    train_all_places,
-    train_with_short_attention,
-    train_tuned,
-    train_with_bare,
-    encode,
     encode_in_parts,
     attention,
 ]

@@ -112,13 +112,21 @@ def test_a_sum_and_its_norm_in_one_kernel(width):
     norm = torch.nn.LayerNorm(width)
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
-    states, branch = 3 + torch.randn(2, 5, width), torch.randn(2, 5, width).bfloat16()
+    states = 3 + torch.randn(2, 5, width)
+    one, other = (torch.randn(2, 5, width).bfloat16() for _ in range(2))
     with torch.no_grad():
-        for added, expected in ((None, states), (branch, states + branch)):
-            sums, normed = add_norm(states, added, norm)
-            assert torch.equal(sums, expected)
-            assert normed.dtype == torch.bfloat16
-            torch.testing.assert_close(normed.float(), norm(expected), atol=1e-2, rtol=1e-2)
+        for branches, expected in (
+            ((), states),
+            ((one,), states + one),
+            ((one, other), states + one + other),
+        ):
+            for keeps_sum in (True, False):
+                sums, normed = add_norm(
+                    states, branches, norm.weight, norm.bias, norm.eps, keeps_sum=keeps_sum
+                )
+                assert torch.equal(sums, expected if keeps_sum else states)
+                assert normed.dtype == torch.bfloat16
+                torch.testing.assert_close(normed.float(), norm(expected), atol=1e-2, rtol=1e-2)
 
 
 @torch.no_grad()

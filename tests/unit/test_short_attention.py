@@ -85,7 +85,7 @@ def test_a_tower_that_uses_it_sees_what_it_saw(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(module, "is_short", says_yes)
     short = model.encoder.encode_images(pixels), model.encoder.encode_text(tokens, mask)[0]
-    assert calls == 2 * [(2, 2, 17, 16)]
+    assert calls == [(2, 2, 17, 16)]  # of two layers the last has one query
     for one, other in zip(short, plain, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
         assert not one.isnan().any()
@@ -128,9 +128,9 @@ def test_compiled_it_keeps_products_alone_and_has_the_same_gradients(monkeypatch
     for name, gradient in plain.items():
         assert torch.allclose(gradient, compiled[name], atol=1e-4), name
     widths = sorted(prod(shape) // 34 for shape in kept.values() if prod(shape) % 34 == 0)
-    # Two layers, each: its input, query, key, value, attention's product and the first of the MLP (64 wide).
-    # And what the norm before them has normalised.
-    assert [width for width in widths if width >= 32] == (2 * 5 + 1) * [32] + 2 * [64]
+    # The first of two layers: its input, query, key, value, attention's product, the first of the MLP.
+    # The last, which has one query: its input, keys and values.
+    assert [width for width in widths if width >= 32] == (5 + 3) * [32] + [64]
 
 
 def _take_gradients(model: GARE) -> dict[str, torch.Tensor]:

@@ -63,7 +63,7 @@ def prepare(tower: nn.Module) -> bool:
 
     Parameters and their names stay as they are. What is computed changes within `bfloat16_products` alone.
     """
-    layers = [module for module in tower.modules() if _is_fitting(module)]
+    layers = [module for module in tower.modules() if is_fitting(module)]
     if sum(p.numel() for layer in layers for p in layer.parameters()) < LEAST_PARAMETERS:
         return False
     for layer in layers:
@@ -82,7 +82,8 @@ def bfloat16_products(*, on: bool) -> Iterator[None]:
         _IS_ON.reset(token)
 
 
-def _is_fitting(module: Any) -> bool:
+def is_fitting(module: Any) -> bool:
+    """Whether a module is a layer with the names of CLIP's and SigLIP's."""
     attention, mlp = getattr(module, "self_attn", None), getattr(module, "mlp", None)
     linear = [getattr(attention, f"{name}_proj", None) for name in ("q", "k", "v", "out")]
     linear += [getattr(mlp, name, None) for name in ("fc1", "fc2")]
@@ -107,13 +108,12 @@ class _Bfloat16Layer(nn.Module):
         mask = [each for each in (*more, named.get("attention_mask")) if each is not None]
         if not is_on() or mask or hidden_states.dtype != torch.float32:
             return super().forward(hidden_states, *more, **named)
-        states_NPE, branch_NPE = self.advance(hidden_states, None)
-        return states_NPE + branch_NPE
+        return _sum(*self.advance(hidden_states, ()))
 
-    def advance(self, states_NPE: Tensor, branch_NPE: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The layer after `states_NPE + branch_NPE`; its result is such a sum again."""
+    def advance(self, states_NPE: Tensor, branches: Branches) -> tuple[Tensor, Branches]:
+        """The layer after the sum of states and branches; its result is such a sum again."""
         heads, weights = self.self_attn.num_heads, _weights(self)
-        states_NPE, normed_NPE = _add_norm(states_NPE, branch_NPE, self.layer_norm1)
+        states_NPE, branches, normed_NPE = _add_norm(states_NPE, branches, self.layer_norm1)
         if getattr(self, "GIVES_FIRST_PLACE", False):
             states_NPE, width = states_NPE[:, :1], normed_NPE.shape[-1]
             query = F.linear(normed_NPE[:, :1], weights["qkv"][:width], weights["qkv_bias"][:width])
@@ -125,18 +125,30 @@ class _Bfloat16Layer(nn.Module):
             query, key, value = both.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [N, H, P, E / H]
         attended_NPE = _attend(query, key, value).flatten(2)
         branch_NPE = F.linear(attended_NPE, weights["out"], weights["out_bias"])
-        states_NPE, normed_NPE = _add_norm(states_NPE, branch_NPE, self.layer_norm2)
+        states_NPE, branches, normed_NPE = _add_norm(
+            states_NPE, (*branches, branch_NPE), self.layer_norm2, keeps_sum=False
+        )
         hidden = F.linear(normed_NPE, weights["fc1"], weights["fc1_bias"])
-        hidden = F.silu(hidden, inplace=True) if _is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
-        return states_NPE, F.linear(hidden, weights["fc2"], weights["fc2_bias"])
+        hidden = F.silu(hidden, inplace=True) if is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
+        return states_NPE, (*branches, F.linear(hidden, weights["fc2"], weights["fc2_bias"]))
+
+
+Branches = tuple[Tensor, ...]
+"""What is still to be added to the states: in bfloat16, at most two."""
 
 
 def run_layers(layers: Iterable[Any], states_NPE: Tensor) -> Tensor:
     """Layers that were prepared, one after the other: each sum is made by the norm that reads it."""
-    branch_NPE = None
+    branches: Branches = ()
     for layer in layers:
-        states_NPE, branch_NPE = layer.advance(states_NPE, branch_NPE)
-    return states_NPE if branch_NPE is None else states_NPE + branch_NPE
+        states_NPE, branches = layer.advance(states_NPE, branches)
+    return _sum(states_NPE, branches)
+
+
+def _sum(states_NPE: Tensor, branches: Branches) -> Tensor:
+    for branch_NPE in branches:
+        states_NPE = states_NPE + branch_NPE
+    return states_NPE
 
 
 def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
@@ -149,15 +161,20 @@ def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query_NHPE, key_NHPE, value_NHPE).transpose(1, 2)
 
 
-def _add_norm(states: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """States plus branch in float32, and their norm in bfloat16."""
+def _add_norm(
+    states: Tensor, branches: Branches, norm: nn.LayerNorm, *, keeps_sum: bool = True
+) -> tuple[Tensor, Branches, Tensor]:
+    """States and branches of the same sum in float32, and its norm in bfloat16.
+
+    A sum that the next norm can make again need not be kept: on a GPU, writing it takes time.
+    """
     if _has_kernel(states):
         from gare.encoders.add_norm_cuda import add_norm
 
-        return add_norm(states, branch, norm)
-    if branch is not None:
-        states = states + branch
-    return states, norm(states).bfloat16()
+        sums, normed = add_norm(states, branches, norm.weight, norm.bias, norm.eps, keeps_sum=keeps_sum)
+        return sums, () if keeps_sum else branches, normed
+    states = _sum(states, branches)
+    return states, (), norm(states).bfloat16()
 
 
 def _has_kernel(states: Tensor) -> bool:
@@ -174,7 +191,8 @@ def _faster(layer_class: type[nn.Module]) -> type[nn.Module]:
     return _FASTER[layer_class]
 
 
-def _is_quick_gelu(mlp: Any) -> bool:
+def is_quick_gelu(mlp: Any) -> bool:
+    """Whether its activation is CLIP's: x · sigmoid(1.702 x)."""
     return type(mlp.activation_fn).__name__ == "QuickGELUActivation"
 
 
@@ -189,7 +207,7 @@ def _weights(layer: Any) -> dict[str, Tensor]:
         return weights
     q, k, v, out, fc1, fc2 = parts
     # x · sigmoid(1.702 x) is silu(1.702 x) / 1.702: one pass over the widest tensor instead of three.
-    scale = _QUICK_GELU if _is_quick_gelu(mlp) else 1.0
+    scale = _QUICK_GELU if is_quick_gelu(mlp) else 1.0
     made = {
         "qkv": torch.cat([q.weight, k.weight, v.weight]),
         "qkv_bias": torch.cat([q.bias, k.bias, v.bias]),

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from gare.encoders import clip_tokenizer
 from gare.encoders.bfloat16_layers import is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
-from gare.encoders.short_attention import use_short_attention
+from gare.encoders.short_attention import has_triton, use_short_attention
+from gare.encoders.training_layers import can_train, run_training_layers
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
 
@@ -46,6 +47,8 @@ class ClipEncoder(Encoder):
     Config = ClipEncoderConfig
     IMAGE_TOWER, TEXT_TOWER = ("vision",), ("text",)
     config: ClipEncoderConfig
+    trains_by_kernels = False
+    """Whether a training step in bfloat16 on a GPU has its image tower by `training_layers`, where it can."""
 
     def __init__(
         self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
@@ -116,20 +119,51 @@ class ClipEncoder(Encoder):
         return features_NE
 
     def encode_frames(self, bytes_NCHW: Tensor) -> Tensor:
-        if not (bytes_NCHW.is_cuda and bytes_NCHW.dtype == torch.uint8 and self.kind == "clip"):
-            return super().encode_frames(bytes_NCHW)
-        if torch.is_grad_enabled() or not self._has_fast_tower(bytes_NCHW.device):
-            return super().encode_frames(bytes_NCHW)
-        return self._encode_bytes(bytes_NCHW)
+        if bytes_NCHW.is_cuda and bytes_NCHW.dtype == torch.uint8 and self.kind == "clip":
+            if not torch.is_grad_enabled():
+                if self._has_fast_tower(bytes_NCHW.device):
+                    return self._encode_bytes(bytes_NCHW)
+            elif self._trains_by_kernels():
+                return self._train_on_bytes(bytes_NCHW)
+        return super().encode_frames(bytes_NCHW)
 
     def _encode_bytes(self, bytes_NCHW: Tensor) -> Tensor:
         """The tower in bfloat16, from bytes to features: what is between its layers is read once."""
-        tower, embeddings = self.vision, self.vision.embeddings
-        patches_NPE = embeddings.patch_embedding.embed_bytes(bytes_NCHW, self.image_format)
-        first_N1E = embeddings.class_embedding.expand(len(patches_NPE), 1, -1)
-        states_NPE = torch.cat([first_N1E, patches_NPE], dim=1) + embeddings.position_embedding.weight
-        states_NPE = run_layers(tower.encoder.layers, tower.pre_layrnorm(states_NPE))
+        tower = self.vision
+        states_NPE = self._embed(tower.embeddings.patch_embedding.patches_of(bytes_NCHW))
+        states_NPE = run_layers(tower.encoder.layers, states_NPE)
         features_NE: Tensor = tower.post_layernorm(states_NPE[:, 0])
+        return features_NE
+
+    def _trains_by_kernels(self) -> bool:
+        """Whether gradients come from `training_layers`: it is wanted, and this is its kind of step."""
+        is_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        return self.trains_by_kernels and is_bfloat16 and can_train(self.vision)
+
+    def _train_on_bytes(self, bytes_NCHW: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """The tower with gradients, from bytes to features: all layers but the last by `training_layers`."""
+        tower = self.vision
+        patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
+        states_NPE = self._embed(patches_NPX.to(dtype))
+        states_NPE = run_training_layers(tower.encoder.layers[:-1], states_NPE, dtype=dtype)
+        return self._finish(states_NPE)
+
+    def _embed(self, patches_NPX: Tensor) -> Tensor:
+        """The states [N, P, E] before the first layer, in float32; the product is in that of the patches."""
+        embeddings = self.vision.embeddings
+        weight_EX, shift_E = embeddings.patch_embedding.for_bytes(self.image_format)
+        embedded_NPE = nn.functional.linear(patches_NPX, weight_EX.to(patches_NPX.dtype))
+        first_E, position_PE = embeddings.class_embedding, embeddings.position_embedding.weight
+        moved_PE = position_PE + torch.cat([first_E[None], shift_E.expand(len(position_PE) - 1, -1)])
+        states_NPE: Tensor = self.vision.pre_layrnorm(
+            nn.functional.pad(embedded_NPE, (0, 0, 1, 0)) + moved_PE
+        )
+        return states_NPE
+
+    def _finish(self, states_NPE: Tensor) -> Tensor:
+        """Features, from the states before the last layer."""
+        states_N1E = self.vision.encoder.layers[-1].forward(states_NPE)
+        features_NE: Tensor = self.vision.post_layernorm(states_N1E[:, 0])
         return features_NE
 
     def project_images(self, features_NE: Tensor) -> Tensor:
@@ -155,12 +189,18 @@ class ClipEncoder(Encoder):
 
     def compile_towers(self) -> None:
         """Also keep less for backward: of a layer of the image tower, its input and its matrix products."""
+        ours: Any = self
+        ours._embed, ours._finish = torch.compile(self._embed), torch.compile(self._finish)
         if not self.vision.is_gradient_checkpointing:  # that keeps less still
             # It warns of operators that work in place; these layers have none.
             logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
             keep_products = partial(create_selective_checkpoint_contexts, _policy)
             self.vision.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_products})
         super().compile_towers()
+
+    def enable_gradient_checkpointing(self) -> None:
+        super().enable_gradient_checkpointing()
+        self.trains_by_kernels = False  # which keeps more
 
     def freeze_first_layer(self) -> None:
         """The released code does not train the first layer of a ViT (`clip.visual.conv1`)."""
@@ -204,21 +244,23 @@ class PatchEmbedding(nn.Conv2d):
         assert isinstance(convolution, cls)
         return convolution
 
-    def embed_bytes(self, bytes_NCHW: Tensor, image_format: ImageFormat) -> Tensor:
-        """The embedding of normalised pixels [N, P, E] in float32, from products of bytes in bfloat16.
+    def patches_of(self, bytes_NCHW: Tensor) -> Tensor:
+        """Every byte less 128, which is a bfloat16 without rounding: a row for each patch [N, P, X]."""
+        if bytes_NCHW.is_cuda and has_triton() and self.kernel_size[0] == self.kernel_size[1]:
+            from gare.encoders.patches_cuda import patches_of_bytes
 
-        A byte less 128 is a bfloat16 without rounding, and normalising is part of the weights.
-        """
-        std_C11 = torch.tensor(image_format.std, device=bytes_NCHW.device).view(-1, 1, 1)
-        mean_C11 = torch.tensor(image_format.mean, device=bytes_NCHW.device).view(-1, 1, 1)
-        weight = (self.weight / (255 * std_C11)).flatten(1).bfloat16()
-        moved_E = (self.weight * ((128 / 255 - mean_C11) / std_C11)).flatten(1).sum(dim=1)
-        moved_E = moved_E if self.bias is None else moved_E + self.bias
-        patches = self._patches(bytes_NCHW)
-        patches_NPX = torch.empty(patches.shape, dtype=torch.bfloat16, device=bytes_NCHW.device)
-        patches_NPX = patches_NPX.copy_(patches).sub_(128).flatten(3).flatten(1, 2)
-        embedded_NPE: Tensor = nn.functional.linear(patches_NPX, weight) + moved_E
-        return embedded_NPE
+            return patches_of_bytes(bytes_NCHW, self.kernel_size[0])
+        patches = self._patches(bytes_NCHW).flatten(3).flatten(1, 2)
+        return patches.bfloat16() - 128
+
+    def for_bytes(self, image_format: ImageFormat) -> tuple[Tensor, Tensor]:
+        """Weights [E, X] for such rows, and what is then added [E]: normalising is part of both."""
+        channels = self.weight.unbind(dim=1)
+        constants = list(zip(channels, image_format.mean, image_format.std, strict=True))
+        weight_EX = torch.cat([weight.flatten(1) / (255 * std) for weight, _, std in constants], dim=1)
+        moved = [weight.sum(dim=(1, 2)) * ((128 / 255 - mean) / std) for weight, mean, std in constants]
+        shift_E = torch.stack(moved).sum(dim=0)
+        return weight_EX, shift_E if self.bias is None else shift_E + self.bias
 
     def _patches(self, pixels_NCHW: Tensor) -> Tensor:
         """[N, rows, columns, C, height, width]"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,10 +31,41 @@ def backward(
     pictures, heads, places, width = query_NHPE.shape
     query_G, key_G, value_G = (query_NHPE.new_empty(pictures, places, heads, width) for _ in range(3))
     inputs = _side_by_side(query_NHPE, key_NHPE, value_NHPE, gradient_NPHE.transpose(1, 2))
+    tensors = (*inputs, query_G.transpose(1, 2))
     _backward_kernel[(pictures * heads,)](
-        *inputs, query_G, key_G, value_G, *_strides(inputs), scale, **_sizes(query_NHPE)
+        *inputs,
+        *(query_G, key_G, value_G, query_G, query_G),
+        *_strides(tensors),
+        scale,
+        **_sizes(query_NHPE),
+        GIVES_MORE=False,
     )
     return query_G, key_G, value_G
+
+
+def packed_backward(
+    gradient_NPHE: Tensor, packed_NP3HE: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of query, key and value side by side: their gradients, the sum of these, and the attended values again.
+
+    Nobody has to keep the attended values, and the bias of query, key and value costs no pass of its own.
+    """
+    pictures, _, _, heads, width = packed_NP3HE.shape
+    query_NHPE, key_NHPE, value_NHPE = packed_NP3HE.permute(2, 0, 3, 1, 4)
+    packed_G = torch.empty_like(packed_NP3HE)
+    query_G, key_G, value_G = packed_G.permute(2, 0, 3, 1, 4)
+    attended_NPHE = torch.empty_like(gradient_NPHE)
+    sums = torch.empty(pictures, 3, heads, width, dtype=torch.float32, device=packed_G.device)
+    inputs = (query_NHPE, key_NHPE, value_NHPE, gradient_NPHE.transpose(1, 2))
+    _backward_kernel[(pictures * heads,)](
+        *inputs,
+        *(query_G, key_G, value_G, attended_NPHE, sums),
+        *_strides((*inputs, query_G)),
+        scale,
+        **_sizes(query_NHPE),
+        GIVES_MORE=True,
+    )
+    return packed_G, sums.sum(dim=0), attended_NPHE
 
 
 def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -121,6 +153,8 @@ def _backward_kernel(
     query_out,
     key_out,
     value_out,
+    attended_out,
+    sums_out,
     query_n,
     query_h,
     query_p,
@@ -133,12 +167,16 @@ def _backward_kernel(
     gradient_n,
     gradient_h,
     gradient_p,
+    out_n,
+    out_h,
+    out_p,
     scale,
     HEADS: tl.constexpr,
     PLACES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    GIVES_MORE: tl.constexpr,
 ):
     picture = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
@@ -148,13 +186,27 @@ def _backward_kernel(
     key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside)
     value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside)
     gradient = _load(gradient_ptr, picture, head, gradient_n, gradient_h, gradient_p, place, width, inside)
-    out = ((picture * PLACES + place[:, None]) * HEADS + head) * WIDTH + width[None, :]
+    out = picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
 
     weights = _weights(query, key, place, scale, PLACES)
-    value_gradient = tl.dot(tl.trans(weights.to(value.dtype)), gradient)
+    rounded = weights.to(value.dtype)
+    # A query that is padding gets no gradient, nor does what it attends to: its row of `gradient` is zero.
+    sums = sums_out + (3 * picture * HEADS + head) * WIDTH + width
+    if GIVES_MORE:
+        here = ((picture * PLACES + place[:, None]) * HEADS + head) * WIDTH + width[None, :]
+        tl.store(attended_out + here, tl.dot(rounded, value).to(value.dtype), mask=inside)
+    value_gradient = tl.dot(tl.trans(rounded), gradient)
     tl.store(value_out + out, value_gradient.to(value.dtype), mask=inside)
+    if GIVES_MORE:
+        tl.store(sums + 2 * HEADS * WIDTH, tl.sum(value_gradient, axis=0), mask=width < WIDTH)
     by_weight = tl.dot(gradient, tl.trans(value))  # the gradient of each weight
     by_logit = weights * (by_weight - tl.sum(weights * by_weight, axis=1)[:, None]) * scale
     by_logit = by_logit.to(query.dtype)
-    tl.store(query_out + out, tl.dot(by_logit, key).to(query.dtype), mask=inside)
-    tl.store(key_out + out, tl.dot(tl.trans(by_logit), query).to(query.dtype), mask=inside)
+    query_gradient = tl.dot(by_logit, key)
+    tl.store(query_out + out, query_gradient.to(query.dtype), mask=inside)
+    if GIVES_MORE:
+        tl.store(sums, tl.sum(query_gradient, axis=0), mask=width < WIDTH)
+    key_gradient = tl.dot(tl.trans(by_logit), query)
+    tl.store(key_out + out, key_gradient.to(query.dtype), mask=inside)
+    if GIVES_MORE:
+        tl.store(sums + HEADS * WIDTH, tl.sum(key_gradient, axis=0), mask=width < WIDTH)

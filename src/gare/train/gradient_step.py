@@ -55,11 +55,12 @@ def make_encode(model: GARE, *, autocast: bool) -> Encode:
     def encode(batch: PairBatch) -> tuple[TextFeatures, VideoFeatures]:
         context: Any = torch.autocast(batch.frames.device.type, torch.bfloat16) if autocast else nullcontext()
         with context:
-            text = model.text_features(batch.token_ids_TW, batch.mask_TW)
+            # Videos first: while a GPU is busy with them, it is told of the many small kernels of texts.
             if batch.frames.ndim == 3:
                 video = model.video_features_from_cache(batch.frames, batch.mask_VF)
             else:
                 video = model.encode_frames(batch.frames, batch.mask_VF)
+            text = model.text_features(batch.token_ids_TW, batch.mask_TW)
         if text.text_TD.dtype.itemsize < 4:
             text, video = text.to(torch.float32), video.to(torch.float32)
         return text, video

@@ -1,0 +1,134 @@
+"""Layers written out for training, in Triton's interpreter: values and gradients are those of the layers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
+from gare.encoders.encoder import ImageFormat
+from gare.encoders.training_layers import can_train, run_training_layers
+
+pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
+from gare.encoders import add_norm_cuda, quick_gelu_cuda
+from gare.encoders.patches_cuda import patches_of_bytes
+
+
+def _layers(*, width: int = 48, heads: int = 3, hidden: int = 80, number: int = 2) -> torch.nn.ModuleList:
+    from transformers import CLIPVisionConfig
+    from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+    torch.manual_seed(0)
+    config = CLIPVisionConfig(hidden_size=width, intermediate_size=hidden, num_attention_heads=heads)
+    config._attn_implementation = "sdpa"
+    layers = torch.nn.ModuleList(CLIPEncoderLayer(config) for _ in range(number))
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return layers
+
+
+def _values_and_gradients(layers: torch.nn.ModuleList, states: Tensor, output: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(output, [states, *layers.parameters()], torch.ones_like(output).cumsum(1))
+    return [output.detach(), *found]
+
+
+@pytest.mark.parametrize(("number", "programs"), [(1, 1000), (3, 2)])
+def test_values_and_gradients_are_those_of_the_layers(
+    number: int, programs: int, monkeypatch: pytest.MonkeyPatch
+):
+    """With as many programs as there are rows, and with two that share them."""
+    for kernels in (add_norm_cuda, quick_gelu_cuda):
+        monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    layers = _layers(number=number)
+    states = (2 * torch.randn(2, 5, 48)).requires_grad_()
+    expected = states
+    for layer in layers:
+        expected = layer(expected, None)
+    ours = run_training_layers(layers, states, dtype=torch.float32)
+    names = ["output", "states", *dict(layers.named_parameters())]
+    pairs = zip(
+        _values_and_gradients(layers, states, ours),
+        _values_and_gradients(layers, states, expected),
+        strict=True,
+    )
+    for name, (actual, wanted) in zip(names, pairs, strict=True):
+        assert actual.dtype == torch.float32, name
+        torch.testing.assert_close(
+            actual, wanted, atol=2e-4, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def _tower(**more: object) -> ClipEncoder:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    architecture = {
+        "model_type": "clip",
+        "projection_dim": 16,
+        "vision_config": {**sizes, "image_size": 16, "patch_size": 8, **more},
+        "text_config": {**sizes, "num_hidden_layers": 1, "vocab_size": 100},
+    }
+    encoder = ClipEncoder(ClipEncoderConfig(architecture=architecture)).train()
+    with torch.no_grad():
+        for parameter in encoder.vision.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return encoder
+
+
+def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
+    encoder = _tower()
+    bytes_NCHW = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    names = [name for name, _ in encoder.vision.named_parameters()]
+
+    def gradients(features: Tensor) -> list[Tensor]:
+        weights = torch.linspace(-1, 1, features.numel()).view_as(features)
+        return [features.detach(), *torch.autograd.grad(features, list(encoder.vision.parameters()), weights)]
+
+    wanted = gradients(encoder.image_features(encoder.image_format.normalise(bytes_NCHW)))
+    actual = gradients(encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32))
+    for name, one, other in zip(["features", *names], actual, wanted, strict=True):
+        torch.testing.assert_close(
+            one, other, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_it_is_for_clip_with_nothing_frozen_or_dropped():
+    assert can_train(_tower().vision)
+    assert not can_train(_tower(hidden_act="gelu").vision)
+    assert not can_train(_tower(attention_dropout=0.1).vision)
+    assert not can_train(_tower(image_size=96).vision)  # 145 places
+    frozen = _tower()
+    frozen.freeze("image")
+    assert not can_train(frozen.vision)
+
+
+@pytest.mark.parametrize(("size", "patch"), [((32, 32), 8), ((30, 28), 14), ((17, 35), 16)])
+def test_patches_of_bytes_are_those_of_the_convolution(size: tuple[int, int], patch: int):
+    bytes_NCHW = torch.randint(256, (2, 3, *size), dtype=torch.uint8)
+    convolution = PatchEmbedding.of(torch.nn.Conv2d(3, 5, patch, stride=patch))
+    patches = patches_of_bytes(bytes_NCHW, patch)
+    assert torch.equal(patches, convolution.patches_of(bytes_NCHW))
+    weight_EX, shift_E = convolution.for_bytes(ImageFormat(patch, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
+    pixels = ImageFormat(patch, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)).normalise(bytes_NCHW)
+    expected = convolution(pixels).flatten(2).mT
+    torch.testing.assert_close(patches.float() @ weight_EX.mT + shift_E, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch.compile looks at it
+def test_compiled_ends_of_a_tower_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    encoder = _tower()
+    bytes_NCHW = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    parameters = list(encoder.vision.parameters())
+
+    def gradients() -> list[Tensor]:
+        features = encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32)
+        return [features.detach(), *torch.autograd.grad(features.square().sum(), parameters)]
+
+    wanted = gradients()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    encoder.compile_towers()
+    for one, other in zip(gradients(), wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
