@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -219,6 +220,17 @@ def test_a_missing_library_is_an_error_unless_it_may_be_made(uri: str):
         open_store(uri, stamp=STAMP)
     with pytest.raises(LibraryError, match="there is no library at"):
         open_store(uri, read_only=True)
+
+
+def test_a_place_where_no_folder_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at" / "all")
+    for place, message in (
+        (tmp_path / "file" / "library", f"{tmp_path}/file is a file"),
+        (tmp_path / "link", "cannot be made there .*name another folder"),
+    ):
+        with pytest.raises(LibraryError, match=message):
+            open_store(place, stamp=STAMP, create=True)
 
 
 def test_a_library_newer_than_gare_is_refused(filled: Store, uri: str):

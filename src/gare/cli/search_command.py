@@ -44,7 +44,12 @@ def search(
         str | None,
         typer.Option(help="The library; default: $GARE_LIBRARY, or .gare here or in a folder above."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Where the library's model is now, if it moved.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Search the vectors of this model, if the library keeps them; or where its own is now."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many hits.")] = 10,
     where: Annotated[
         str | None, typer.Option(help="A filter: 'folder:holidays duration:>10 not tag:work'.")

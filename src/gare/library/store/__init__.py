@@ -74,8 +74,11 @@ def _open_folder(uri: str, **how: Any) -> Store:
     from gare.library.store.lance_store import LanceStore
 
     path = os.path.abspath(os.path.expanduser(uri.removeprefix("file://")))
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise LibraryError(f"{path} is a file; a library is a folder, s3://… or postgresql://…")
+    above = path
+    while not os.path.exists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise LibraryError(f"{above} is a file; a library is a folder, s3://… or postgresql://…")
     return LanceStore(path, **how)
 
 

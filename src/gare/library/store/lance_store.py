@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gare.errors import MissingLibraryError
+from gare.errors import LibraryError, MissingLibraryError
 from gare.library.filters.filter_simplification import simplify
 from gare.library.filters.filter_tree import (
     And,
@@ -161,7 +161,12 @@ class LanceStore(Store):
     def _found(self, stamp: ModelStamp) -> None:
         """Write the facts. The library exists from here on; its other tables follow from them."""
         if self._place.folder:
-            self._place.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._place.folder.mkdir(parents=True, exist_ok=True)
+            except (FileNotFoundError, FileExistsError) as error:  # a link that leads nowhere, /proc
+                raise LibraryError(
+                    f"library {self.uri} cannot be made there ({error.strerror}); name another folder"
+                ) from error
         facts = {**first_facts(stamp), _MADE_WITH: str(SCHEMA_VERSION)}
         rows = [{"key": key, "value": value} for key, value in facts.items()]
         self._facts.create(table_schemas(stamp)["facts"], rows)
