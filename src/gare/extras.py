@@ -40,6 +40,7 @@ EXTRAS = {
     "mcp": {"mcp": "mcp", "pydantic": "pydantic"},
     "postgres": {"psycopg": "psycopg", "pgvector": "pgvector"},
     "demo": {"scikit-image": "skimage"},
+    "siglip": {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"},
     "sentence-transformers": {"sentence-transformers": "sentence_transformers"},
     "mteb": {"mteb": "mteb", "datasets": "datasets"},
     "cluster": {"ray": "ray"},
@@ -95,7 +96,14 @@ def upgrade_advice() -> str:
 
 
 def _missing(extra: str) -> list[str]:
-    return [name for name, module in EXTRAS[extra].items() if find_spec(module) is None]
+    return [name for name, module in EXTRAS[extra].items() if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of google.protobuf not even google
+        return False
 
 
 def _origin(extra: str | None) -> list[str] | None:

@@ -150,8 +150,15 @@ def test_texts_arrive_as_they_were_written(colours):
         ({"name": ""}, r"name must be a string that is not empty"),
         ({"fingerprint": None}, r"fingerprint must be a string that is not empty, not None"),
         ({"encode_images": None}, r"needs the methods encode_texts\(texts\) and encode_images\(images\)"),
-        ({"encode_texts": lambda texts: np.zeros(3)}, r"encode_texts must give 1 vectors of finite numbers"),
-        ({"encode_texts": lambda texts: np.full((1, 3), np.nan)}, r"vectors of finite numbers"),
+        (
+            {"encode_texts": lambda texts: np.zeros(3)},
+            r"encode_texts must give 1 vectors, and gave the shape \[3\]",
+        ),
+        ({"encode_texts": lambda texts: np.full((1, 3), np.nan)}, r"encode_texts gave NaN, infinity"),
+        ({"encode_texts": lambda texts: None}, r"gave a NoneType that cannot be read as numbers"),
+        ({"encode_texts": lambda texts: [["a"] * 6]}, r"gave a list that cannot be read as numbers"),
+        ({"encode_texts": lambda texts: np.zeros((1, 6), complex)}, r"its elements are complex128"),
+        ({"encode_images": lambda images: [[1.0], [1.0, 2.0]]}, r"gave a list that cannot be read"),
         ({"encode_texts": lambda texts: np.zeros((1, 99))}, r"texts have 99 dimensions and pictures"),
         ({"image_fit": "stretch"}, r"image_fit"),
     ],
@@ -162,3 +169,41 @@ def test_what_it_lacks_is_said(change, message, colours):
         setattr(mine, name, value)
     with pytest.raises(ConfigError, match=message):
         GARE.from_pretrained(mine)
+
+
+def test_a_class_is_not_an_object_of_it(colours):
+    with pytest.raises(ConfigError, match=r"Colours is a class; hand over an object of it: Colours\(\)"):
+        GARE.from_pretrained(colours)
+
+
+def test_vectors_keep_their_number_and_length(colours):
+    class Changing(colours):
+        def encode_images(self, images):
+            vectors = super().encode_images(images)
+            return vectors if len(images) == 1 else np.pad(vectors, [(0, 0), (0, 1)])
+
+    two = torch.zeros(1, 2, 3, 64, 64, dtype=torch.uint8)
+    with pytest.raises(
+        ConfigError, match=r"must give 2 vectors of 6 dimensions, and gave the shape \[2, 7\]"
+    ):
+        GARE.from_pretrained(Changing()).encode_frames(two, torch.ones(1, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda vectors: vectors.tolist(),
+        lambda vectors: list(torch.from_numpy(vectors).requires_grad_()),
+        lambda vectors: torch.from_numpy(vectors).bfloat16().float().double(),
+        lambda vectors: vectors.astype(">f4")[:, ::-1][:, ::-1],
+    ],
+    ids=["lists", "a list of tensors", "a tensor", "an unusual array"],
+)
+def test_vectors_come_in_any_form(convert, colours):
+    class Converted(colours):
+        def encode_texts(self, texts):
+            return convert(super().encode_texts(texts))
+
+    texts = ["red and blue", "green"]
+    found = GARE.from_pretrained(Converted()).encode_text(texts).text_TD
+    torch.testing.assert_close(found, torch.tensor(colours().encode_texts(texts), dtype=torch.float32))

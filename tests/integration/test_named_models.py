@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from gare import GARE, Library
 from gare.bench.encode_bench import benchmark_encode
 from gare.cli.main import app
 from gare.data.video import read_frames
-from gare.errors import CheckpointError, LibraryError
+from gare.errors import CheckpointError, LibraryError, MissingExtraError
 from gare.library.index.index_run import IndexOptions
 from toy_data import recipe, write_dataset
 from warm import run_gare
@@ -224,6 +225,21 @@ def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):
     assert "1 are missing or of another shape (first: text_projection.weight)" in refused(folder)
 
 
+def test_weights_that_are_no_numbers_are_refused_before_a_library_is_made(folder_of, videos, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    state["visual_projection.weight"].fill_(float("nan"))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    done = CliRunner().invoke(
+        app, ["index", str(videos), "--model", str(folder), "--library", str(tmp_path / "library")]
+    )
+    assert done.exit_code == 1
+    assert "gives NaN or infinity; its weights are damaged" in str(done.exception)
+    assert not (tmp_path / "library").exists()
+
+
 def test_weights_of_another_shape_are_one_line(folder_of, tmp_path):
     folder = copied(folder_of("clip"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -292,6 +308,27 @@ def test_texts_keep_their_case_where_the_tokeniser_does(tmp_path):
     assert not torch.allclose(small, large, atol=1e-3)
 
 
+def test_siglips_first_tokeniser_says_what_to_install_before_weights_are_fetched(
+    folder_of, tmp_path, monkeypatch
+):
+    folder, asked = copied(folder_of("siglip"), tmp_path / "model"), []
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "SiglipTokenizer"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    def fetch(model_id: str, patterns: list[str], **hub_options: Any) -> Path:
+        asked.extend(patterns)
+        return folder
+
+    monkeypatch.setattr("gare.extras.find_spec", lambda module: None)
+    monkeypatch.setattr("gare.encoders.hub_folder._fetch", fetch)
+    for name in (str(folder), "someone/siglip"):
+        with pytest.raises(MissingExtraError, match=rf"of {name} needs sentencepiece and protobuf, not inst"):
+            GARE.from_pretrained(name)
+    assert "*.json" in asked
+    assert not any("safetensors" in pattern for pattern in asked)
+
+
 # --- other libraries ----------------------------------------------------------------------------------------
 
 
@@ -346,8 +383,6 @@ def test_a_sentence_transformers_model_for_texts_is_refused(tmp_path):
 
 def test_open_clip_says_what_to_install():
     from importlib.util import find_spec
-
-    from gare.errors import MissingExtraError
 
     if find_spec("open_clip") is not None:
         pytest.skip("open_clip is installed here")

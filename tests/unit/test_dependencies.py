@@ -29,8 +29,9 @@ ROOMS = {
 # Comes with CUDA builds of torch; imported where a GPU was found.
 WITH_TORCH = {"triton"}
 # open-clip needs a torchvision that fits the torch here, which is not to be had everywhere; trackio wants an
-# older pillow, and wandb brings fourteen packages. Tests run them where somebody installed them.
-UNTESTED = {"open-clip", "wandb", "trackio"}
+# older pillow, wandb brings fourteen packages, and siglip is for one tokeniser.
+# Tests run them where somebody installed them.
+UNTESTED = {"open-clip", "siglip", "wandb", "trackio"}
 # Hundreds of megabytes that few need: not in `all`, but in `dev`, for its tests.
 HEAVY = {"mteb", "cluster"}
 

@@ -103,7 +103,7 @@ def test_without_a_known_origin_the_packages_are_named_and_never_gare(installed_
 
 def test_nothing_is_said_when_everything_is_there():
     for extra in extras.EXTRAS:
-        if extra not in ("open-clip", "wandb", "trackio"):  # which the tests do without
+        if extra not in ("open-clip", "siglip", "wandb", "trackio"):  # which the tests do without
             extras.require(extra, "a test")
 
 

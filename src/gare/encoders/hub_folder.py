@@ -6,12 +6,14 @@ show their progress, go on where they were cut off, lie in `HF_HOME`, and do not
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from gare.errors import CheckpointError
+from gare.extras import require
 
 _SMALL = ["*.json", "*.txt", "*.model", "tokenizer/*"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors", "*/model.safetensors", "*/model-*.safetensors"]
@@ -53,6 +55,7 @@ def download(model_id: str, **hub_options: Any) -> Path:
 
     try:
         folder = _fetch(model_id, _SMALL, **hub_options)
+        require_tokenizer(folder, model_id)
         weights = ["open_clip*.safetensors"] if _is_open_clip_alone(folder) else _WEIGHTS
         folder = _fetch(model_id, _SMALL + weights, **hub_options)
         if not any(folder.rglob("*.safetensors")) and "revision" not in hub_options:
@@ -78,6 +81,20 @@ def download(model_id: str, **hub_options: Any) -> Path:
             "and give FOLDER as the model"
         )
     return folder
+
+
+def require_tokenizer(folder: Path, name: str) -> None:
+    """Refuse a model whose tokeniser needs packages that are not installed, before its weights are fetched.
+
+    Raises:
+        MissingExtraError: the message says what to install.
+    """
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # whoever loads the tokeniser says so
+        return
+    if isinstance(settings, dict) and settings.get("tokenizer_class") == "SiglipTokenizer":
+        require("siglip", f"the tokeniser of {name}")
 
 
 def refuse_pickles(folder: Path) -> None:

@@ -91,6 +91,8 @@ def describe(encoder: Any) -> OwnEncoderConfig:
     Raises:
         ConfigError: it lacks something; the message says what.
     """
+    if isinstance(encoder, type):
+        raise ConfigError(f"{encoder.__name__} is a class; hand over an object of it: {encoder.__name__}()")
     kind = type(encoder).__name__
     values = {}
     for attribute in ("name", "fingerprint"):
@@ -148,16 +150,31 @@ class OwnEncoder(Encoder):
             )
         return text_TD.shape[1]
 
-    def _checked(self, method: str, given: Any, number: int) -> Tensor:
-        """What the object gave, as floats on the device of the model."""
-        vectors_ND = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given)).detach()
+    def _checked(self, method: str, given: Any, number: int, dim: int | None = None) -> Tensor:
+        """What the object gave, as floats on the device of the model.
+
+        Args:
+            dim: how many dimensions it gave before.
+        """
+        who = f"{type(self._own[0]).__name__}.{method}"
+        try:
+            vectors_ND = _to_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{who} must give {number} vectors, as an array, a tensor or a list, and gave a "
+                f"{type(given).__name__} that cannot be read as numbers: {str(error).splitlines()[0]}"
+            ) from None
+        wanted = f"{number} vectors" + (f" of {dim} dimensions" if dim else "")
+        if (
+            vectors_ND.ndim != 2
+            or len(vectors_ND) != number
+            or vectors_ND.shape[1] != (dim or vectors_ND.shape[1])
+        ):
+            raise ConfigError(f"{who} must give {wanted}, and gave the shape {list(vectors_ND.shape)}")
         place: Any = self._place
         vectors_ND = vectors_ND.to(place.device, torch.float32)
-        if vectors_ND.ndim != 2 or len(vectors_ND) != number or not torch.isfinite(vectors_ND).all():
-            raise ConfigError(
-                f"{type(self._own[0]).__name__}.{method} must give {number} vectors of finite numbers, and "
-                f"gave {list(vectors_ND.shape)}"
-            )
+        if not torch.isfinite(vectors_ND).all():
+            raise ConfigError(f"{who} gave NaN, infinity, or numbers beyond those of float32")
         return vectors_ND
 
     # --- features -------------------------------------------------------------------------------------------
@@ -173,12 +190,12 @@ class OwnEncoder(Encoder):
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
         rows = token_ids_TW.masked_fill(~mask_TW, 0).cpu().numpy().astype("<i8")
         texts = [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in rows]
-        text_TD = self._checked("encode_texts", self._own[0].encode_texts(texts), len(texts))
+        text_TD = self._checked("encode_texts", self._own[0].encode_texts(texts), len(texts), self.dim)
         return text_TD, text_TD[:, None].expand(-1, token_ids_TW.shape[1], -1)
 
     def encode_frames(self, bytes_NCHW: Tensor) -> Tensor:
         images = [np.ascontiguousarray(each) for each in bytes_NCHW.permute(0, 2, 3, 1).cpu().numpy()]
-        return self._checked("encode_images", self._own[0].encode_images(images), len(images))
+        return self._checked("encode_images", self._own[0].encode_images(images), len(images), self.dim)
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
         return self.encode_frames((pixels_NCHW.float() * 255).round().clamp(0, 255).to(torch.uint8))
@@ -201,6 +218,18 @@ class OwnEncoder(Encoder):
     def flops(self) -> dict[Literal["image", "text"], float]:
         """Nothing that could be counted."""
         return {"image": 0.0, "text": 0.0}
+
+
+def _to_tensor(given: Any) -> Tensor:
+    """An array, a tensor, or a list of numbers, arrays or tensors as one tensor."""
+    if isinstance(given, list | tuple) and given and isinstance(given[0], Tensor):
+        given = torch.stack(list(given))
+    if isinstance(given, Tensor):
+        return given.detach()
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"its elements are {array.dtype}")
+    return torch.from_numpy(array.astype(np.float64, order="C"))
 
 
 def _find(config: OwnEncoderConfig) -> Any:

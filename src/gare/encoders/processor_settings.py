@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from gare.encoders.encoder import ImageFormat
+from gare.encoders.hub_folder import require_tokenizer
 from gare.errors import CheckpointError
 from gare.image_fit import FitMode, ImageFit, Resample, fit_image, patches_size
 from gare.settings import PositiveInt, Settings
@@ -113,6 +114,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokeniser in a folder."""
     from transformers import AutoTokenizer
 
+    require_tokenizer(folder, str(folder))
     try:
         if not any(path for pattern in _VOCABULARIES for path in Path(folder).glob(pattern)):
             raise ValueError("no file with a vocabulary")  # transformers would make an empty one

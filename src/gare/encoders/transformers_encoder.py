@@ -147,6 +147,11 @@ class TransformersEncoder(Encoder):
                 f"{type(model).__name__} does not give one vector for a picture and one for a text in the "
                 f"same space: their shapes are {list(image_ND.shape)} and {list(text_TD.shape)}"
             )
+        if not (image_ND.isfinite().all() and text_TD.isfinite().all()):
+            raise CheckpointError(
+                f"{type(model).__name__} gives NaN or infinity; its weights are damaged, or they diverged in "
+                "training: download or save it again"
+            )
         return image_ND.shape[1]
 
     @torch.no_grad()
