@@ -163,3 +163,22 @@ def test_no_gradients_and_no_dropout_unless_asked(model):
 def test_what_is_no_video_is_refused(model, wrong):
     with pytest.raises(ValueError, match=r"frames|frame is|a video is"):
         model.encode(wrong, kind="video")
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"a dog", {"text": "a dog"}, np.array("a dog")])
+def test_what_is_neither_one_nor_many_is_named(model, wrong):
+    with pytest.raises(ValueError, match=rf"a list of texts or of videos; got {type(wrong).__name__}"):
+        model.encode(wrong)
+
+
+def test_kind_has_two_values(model):
+    with pytest.raises(ValueError, match="a picture is a video of one frame\\), not 'image'"):
+        model.encode("a dog", kind="image")
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_nothing_has_no_scores(model, convert):
+    none, texts = model.encode([], convert_to_tensor=convert), model.encode(TEXTS)
+    assert model.similarity(none, texts).shape == (0, 3)
+    assert model.similarity(texts, none).shape == (3, 0)
+    assert model.similarity([], []).shape == (0, 0)

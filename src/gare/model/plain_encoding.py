@@ -10,7 +10,7 @@ Shapes: T texts, V videos, F frames, N either, D embedding.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,8 +68,10 @@ def encode(
     """`GARE.encode`, which says what the arguments are."""
     if gradients and not as_tensor:
         raise ValueError("NumPy has no gradients: pass convert_to_tensor=True as well")
+    if kind not in (None, *_BATCH_SIZES):
+        raise ValueError(f"kind is 'text' or 'video' (a picture is a video of one frame), not {kind!r}")
     is_single = _is_single(inputs)
-    many = [inputs] if is_single else list(inputs)
+    many = [inputs] if is_single else _as_list(inputs)
     if not many:
         return _remember(torch.zeros(0, model.dim), None, as_tensor=as_tensor)
     kind = kind or _kind_of(many)
@@ -90,6 +92,9 @@ def encode(
 def similarity(model: GARE, first: Any, second: Any) -> Tensor:
     """`GARE.similarity`, which says what the arguments are."""
     a, b = _features_of(model, first), _features_of(model, second)
+    numbers = [len(_tensor_of(each)) for each in (a, b)]
+    if 0 in numbers:
+        return torch.zeros(numbers, device=model.device)
     asked = any(_tensor_of(each).requires_grad for each in (a, b))
     with _ready(model, asked):
         if isinstance(a, TextFeatures) and isinstance(b, VideoFeatures):
@@ -171,6 +176,16 @@ def _is_single(inputs: Any) -> bool:
     return isinstance(inputs, str | os.PathLike | Image.Image | np.ndarray | Tensor)
 
 
+def _as_list(inputs: Any) -> list[Any]:
+    is_many = isinstance(inputs, Iterable) and not isinstance(inputs, bytes | Mapping)
+    if not is_many or getattr(inputs, "ndim", 1) == 0:
+        raise ValueError(
+            "give a text, a path, a picture, an array of frames, or a list of texts or of videos; got "
+            f"{type(inputs).__name__}"
+        )
+    return list(inputs)
+
+
 def _kind_of(many: Sequence[Any]) -> Kind:
     is_text = [isinstance(each, str) and not names_a_file(each) for each in many]
     if any(is_text) and not all(is_text):
@@ -203,8 +218,8 @@ def _features_of(model: GARE, given: Any) -> Features | Tensor:
         given_ND: Tensor = vectors_ND.to(model.device).float()
         return given_ND
     encoded: Any = model.encode(given, convert_to_tensor=True)
-    found: Features = encoded.features
-    return found
+    found: Features | None = encoded.features
+    return encoded if found is None else found  # of nothing there are no features
 
 
 def _is_array(given: Any) -> bool:
