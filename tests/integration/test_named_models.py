@@ -107,6 +107,15 @@ def test_the_command_line_takes_a_folder_and_the_library_knows_it_again(folder_o
     torch.testing.assert_close(torch.tensor([h["score"] for h in hits]), expected_V[0], atol=1e-5, rtol=0)
 
 
+def test_nothing_that_transformers_remarks_is_printed(folder_of, videos, tmp_path):
+    folder, library = folder_of("siglip"), tmp_path / "library"
+    indexed = run_gare("index", videos / "3.mp4", "--library", library, "--model", folder, "--workers", 1)
+    searched = run_gare("search", TEXTS[0], "--library", library)
+    for done in (indexed, searched):
+        assert done.returncode == 0, done.stderr
+        assert "transformers" not in done.stderr.replace(str(folder), "")
+
+
 def test_moments_weights_and_pictures_as_queries_work(folder_of, tmp_path):
     (tmp_path / "videos").mkdir()
     shown = pictures(4)

@@ -131,7 +131,9 @@ def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         is_number = name in ("dim", "disk", "memory", "texts/s", "frames/s", "items", "size")
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if is_number else "left", overflow="fold", no_wrap=name == "model"
+        )
     return table
 
 

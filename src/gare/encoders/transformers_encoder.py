@@ -78,19 +78,20 @@ class TransformersEncoder(Encoder):
         super().__init__(config)
         self._tokenizer_folder = tokenizer_folder
         self._processor: Processor | None = None
-        if weights and config.source:
-            folder = find_folder(config.source)
-            model = _load_model(folder)
-            self._processor = load_processor(folder)
-            config = replace(
-                config,
-                source=None,
-                architecture=_without_version(model.config.to_diff_dict()),
-                pictures=read_pictures(self._processor, folder),
-                texts=read_texts(self._processor, model.config),
-            )
-        else:
-            model = _build_model(config)
+        folder = find_folder(config.source) if weights and config.source else None
+        with _quiet():
+            if folder is not None:
+                model = _load_model(folder)
+                self._processor = load_processor(folder)
+                config = replace(
+                    config,
+                    source=None,
+                    architecture=_without_version(model.config.to_diff_dict()),
+                    pictures=read_pictures(self._processor, folder),
+                    texts=read_texts(self._processor, model.config),
+                )
+            else:
+                model = _build_model(config)
         self.config = config
         self.image_format = config.pictures.image_format()
         self.max_words = config.texts.max_length
@@ -268,16 +269,15 @@ def _load_model(folder: Path) -> Any:
     model_class = _model_class(config, folder)
     refuse_pickles(folder)
     try:
-        with _quiet():
-            model, loaded = model_class.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported below, in one line
-            )
+        model, loaded = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in one line
+        )
     except Exception as error:  # truncated, damaged, of other shapes: each fails in its own way
         raise CheckpointError(
             f"the weights in {folder} cannot be loaded: {first_line(error)}; download or save them again"
@@ -296,7 +296,8 @@ def _load_model(folder: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar, since loading takes a second, and no report of many lines: an error says it in one."""
+    """No progress bar, since loading takes a second, no report of many lines, since an error says it in one,
+    and no warnings of token ids in transformers' own defaults, which SigLIP's config gives rise to."""
     from transformers.utils import logging
 
     was_shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
