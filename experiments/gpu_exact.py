@@ -4,8 +4,9 @@
 
 Prints a JSON line for each result as soon as it is there, and writes all of them to FILE: scores in one
 kernel beside the bare matrix product; a million videos and 100,000 in the GPU's memory beside the bare
-reading of their bytes, which kernel takes how long, lists compared with float64 of every pair; a library on
-the GPU, where a store is installed. Every part has its own time. What fails or is late is a line with its
+reading of their bytes, which step and which kernel takes how long, the search without one of its shortcuts,
+each shape of a kernel, lists compared with float64 of every pair; a library on the GPU, where a store is
+installed. Every part has its own time. What fails or is late is a line with its
 error, and the next one follows. Kernels are compiled before, a process for each. SHRINK divides all sizes:
 with 20,000 and TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is lent.
 """
@@ -13,6 +14,7 @@ with 20,000 and TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import signal
 import statistics
@@ -31,7 +33,16 @@ from torch import Tensor
 
 from gare.bench.bench_timing import wait_for
 from gare.bench.resident_bench import ResidentCase, ResidentRun
-from gare.interaction import GapAware, GapAwareConfig, bounds_cuda, gap_aware_cuda
+from gare.interaction import (
+    GapAware,
+    GapAwareConfig,
+    ball_bounds_cuda,
+    gap_aware_cuda,
+    kernel_calls,
+    key_bounds_cuda,
+    pair_scores_cuda,
+    resident_table,
+)
 from gare.types import TextFeatures, VideoFeatures
 
 STARTED = time.perf_counter()
@@ -65,6 +76,7 @@ def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
         say(name, error=f"{type(error).__name__}: {error}"[:500], where=traceback.format_exc()[-700:])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.collect()
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -153,7 +165,14 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
 # --- a table on the GPU -------------------------------------------------------------------------------------
 
 
-def resident(name: str, case: ResidentCase, check: int, left: Callable[[], float]) -> None:
+def resident(
+    name: str,
+    case: ResidentCase,
+    check: int,
+    left: Callable[[], float],
+    *,
+    looks_inside: bool = False,
+) -> None:
     """Fill a table, time it, look into it, check its lists: a line for each."""
     made: list[ResidentRun] = []
 
@@ -176,6 +195,99 @@ def resident(name: str, case: ResidentCase, check: int, left: Callable[[], float
         run(f"{name}: kernels", lambda: kernel_ms(made[0].search), min(15, left()))
     if check:
         run(f"{name}: check", lambda: dataclasses.asdict(made[0].check(check)), min(40, left()))
+    if looks_inside:
+        run(f"{name}: steps", lambda: steps_ms(made[0]), min(20, left()))
+        run(f"{name}: without", lambda: without(made[0]), min(30, left()))
+        run(f"{name}: shapes", lambda: shapes_ms(made[0]), min(40, left()))
+
+
+@torch.no_grad()
+def steps_ms(made: ResidentRun) -> dict[str, Any]:
+    """Each step of a search alone: what it gives the next is made before."""
+    table, text_TD, top = made._table, made.text.text_TD, made.case.top
+    used = tuple(chunk.used for chunk in table._chunks)
+    for _ in range(3):  # recorded, where there is a GPU
+        begun = table._replayed(table._begin, text_TD, top, used)
+    rows_U = begun.is_left_V.nonzero()[:, 0]
+    lower_TU, upper_TU = table._bounds_at(begun.planes, rows_U)
+    upper_TU = torch.minimum(upper_TU, begun.upper_TV[:, rows_U])
+    least_T = torch.maximum(begun.least_T, resident_table._last_of(lower_TU, top))
+    search = resident_table.ProvenPairs(upper_TU, rows_U, least_T, top)
+    pair_P2, _ = search.left(least_T)
+    own_P = pair_P2[:, 0].contiguous()
+    video, text_TD64 = made._fetch(rows_U[pair_P2[:, 1]]), text_TD.double()
+    score_P = table._scorer(text_TD64, own_P, video)
+    reference_P = table._double.score_each(
+        TextFeatures.from_vectors(text_TD64[own_P]), video.to(torch.float64)
+    )
+    steps: dict[str, Callable[[], object]] = {
+        "texts as integers": lambda: table._planes(text_TD),
+        "first rung": lambda: table._first_rung(begun.planes, top),
+        "begin, replayed": lambda: table._replayed(table._begin, text_TD, top, used),
+        "begin, not replayed": lambda: table._begin(text_TD, top, used),
+        "rows left": lambda: begun.is_left_V.nonzero(),
+        "bounds by keys": lambda: table._bounds_at(begun.planes, rows_U),
+        "pairs left": lambda: search.left(least_T),
+        "frames": lambda: made._fetch(rows_U[pair_P2[:, 1]]),
+        "scores": lambda: table._scorer(text_TD64, own_P, video),
+        "lists": lambda: resident_table.ProvenPairs(upper_TU.clone(), rows_U, least_T, top).add(
+            pair_P2, score_P
+        ),
+    }
+    return {
+        "rows": len(rows_U),
+        "pairs": len(pair_P2),
+        "largest_difference": (score_P - reference_P).abs().max().item(),
+        "device_ms": {name: event_ms(step) for name, step in steps.items()},
+        "host_us": {name: host_us(step) for name, step in steps.items()},
+    }
+
+
+def without(made: ResidentRun) -> dict[str, Any]:
+    """A search as it is, and without one of the things that are to make it faster."""
+    table, shipped = made._table, wall_ms(made.search)
+    found = {"as shipped": shipped}
+    replayed = table._replayed
+    table.__dict__["_replayed"] = lambda function, *arguments: function(*arguments)
+    found["kernels launched one by one"] = wall_ms(made.search)
+    table.__dict__["_replayed"] = replayed
+    largest = pair_scores_cuda._LARGEST_TILE
+    pair_scores_cuda._LARGEST_TILE, resident_table._WHOLE_AT_ONCE = 0, 4096
+    found["pairs scored by torch"] = wall_ms(made.search)
+    pair_scores_cuda._LARGEST_TILE = largest
+    found["as shipped, again"] = wall_ms(made.search)
+    return {"search_ms": found}
+
+
+TUNED = {
+    "first": (ball_bounds_cuda._first_kernel, ball_bounds_cuda.FIRST_CONFIGS),
+    "product": (key_bounds_cuda._product_kernel, key_bounds_cuda.PRODUCT_CONFIGS),
+    "bounds": (key_bounds_cuda._bounds_kernel, key_bounds_cuda.BOUNDS_CONFIGS),
+}
+
+
+def choose(kernel: Any, shapes: list[Any]) -> None:
+    """From now on a kernel has one of these shapes."""
+    kernel.configs = shapes
+    kernel.cache.clear()
+    kernel_calls._chosen.clear()
+
+
+def shapes_ms(made: ResidentRun) -> dict[str, Any]:
+    """Each shape of the kernels of both rungs over all videos, the others as they were chosen."""
+    table, text, found = made._table, made.text, {}
+    passes: dict[str, Callable[[], object]] = {
+        "first": lambda: table.first_rung(text, made.case.top),
+        "product": lambda: table.bounds(text),
+        "bounds": lambda: table.bounds(text),
+    }
+    for name, (kernel, shapes) in TUNED.items():
+        found[name] = {"chosen": str(kernel.best_config)}
+        for shape in shapes:
+            choose(kernel, [shape])
+            found[name][str(shape)] = event_ms(passes[name], 5)
+        choose(kernel, shapes)
+    return found
 
 
 def kernel_ms(function: Callable[[], object]) -> dict[str, Any]:
@@ -188,11 +300,10 @@ def kernel_ms(function: Callable[[], object]) -> dict[str, Any]:
         torch.cuda.synchronize()
     times = {event.key[:80]: event.self_device_time_total / 1000 for event in found.key_averages()}
     longest = sorted(times, key=times.__getitem__, reverse=True)[:12]
-    shapes = {"first": bounds_cuda._first_kernel, "product": bounds_cuda._product_kernel}
     return {
         "total_ms": sum(times.values()),
         "kernels_ms": {name: times[name] for name in longest},
-        "shapes": {name: str(getattr(kernel, "best_config", "")) for name, kernel in shapes.items()},
+        "shapes": {name: str(getattr(kernel, "best_config", "")) for name, (kernel, _) in TUNED.items()},
     }
 
 
@@ -221,8 +332,8 @@ def on_library(num_items: int) -> dict[str, Any]:
 KERNELS = [
     *[f"scores:bfloat16:many:{number}" for number in range(len(gap_aware_cuda.MANY))],
     *[f"scores:bfloat16:few:{number}" for number in range(len(gap_aware_cuda.FEW))],
-    "resident:wide",
-    "resident:bytes",
+    *[f"resident:wide:{number}" for number in range(4)],
+    "resident:bytes:0",
 ]
 
 
@@ -232,15 +343,10 @@ def compile_kernel(name: str) -> None:
     if kind == "resident":
         made = ResidentRun(ResidentCase(2048, 16, 100, wide_keys=rest[0] == "wide"), DEVICE)
         made.fill()
-        # One by one: who searches later times them in peace.
-        for number in range(4):
-            for kernel, shapes in (
-                (bounds_cuda._product_kernel, bounds_cuda.PRODUCT_CONFIGS),
-                (bounds_cuda._first_kernel, bounds_cuda.FIRST_CONFIGS),
-            ):
-                kernel.configs = [shapes[number % len(shapes)]]
-                kernel.cache.clear()
-            made.search()
+        # One shape: who searches later times them in peace.
+        for kernel, all_shapes in TUNED.values():
+            choose(kernel, [all_shapes[int(rest[1])]])
+        made.search()
         return
     kernel = gap_aware_cuda._score_kernel
     shapes = gap_aware_cuda.configs(gap_aware_cuda.MANY if rest[1] == "many" else gap_aware_cuda.FEW)
@@ -286,13 +392,13 @@ def main(seconds: float, shrink: int) -> None:
     run("scores", lambda: scores(few, many, half), min(25, left()))
     run("scores", lambda: scores(1, many, half), min(25, left()))
     run("compile", lambda: wait_for_kernels(running, "resident", min(45, left() / 2)), left())
-    resident("1,000,000", million, 2, left)
+    resident("1,000,000", million, 2, left, looks_inside=True)
     resident("100,000, weights × 10", replace(smaller, scale=10), 16, left)
     resident("1,000,000, keys of one byte", replace(million, wide_keys=False), 0, left)
     for scale in (1, 10):  # the lists of many texts
         asked = replace(smaller, num_texts=few, top=10, scale=scale)
         resident(f"100,000 for {few:,} texts, weights × {scale}", asked, few, left)
-    resident("100,000", smaller, 16, left)
+    resident("100,000", smaller, 16, left, looks_inside=DEVICE.type != "cuda")
     run("library", lambda: on_library(20_000 // shrink), min(40, left()))
     if DEVICE.type == "cuda":
         resident("1,000,000, frames in main memory", replace(million, host_frames=True), 0, left)

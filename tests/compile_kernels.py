@@ -1,4 +1,4 @@
-"""Compiles the kernels of a GPU's table for an H100 or H200, on a machine without one; prints what came out.
+"""Compiles the kernels of scores and of a GPU's table for an H100 or H200, without one; prints what came out.
 
 A program of its own: where tests run, Triton interprets its kernels.
 """
@@ -15,7 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gare.interaction import bounds_cuda
+from gare.interaction import ball_bounds_cuda, gap_aware_cuda, key_bounds_cuda, pair_scores_cuda
+from gare.interaction.cosine_bounds_cuda import TEXTS_AT_ONCE
 from gare.interaction.resident_cards import EXTRA_ROWS, FORM_ROUNDING, NUM_NUMBERS, NUM_ROWS, ROUND
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -58,15 +59,15 @@ def product(shape: Any, *, wide_keys: bool) -> dict:
         "ATOMS": FRAMES,
         "WIDTH": FRAMES + EXTRA_ROWS,
         "WIDE_KEYS": wide_keys,
-        "TEXTS": bounds_cuda._TEXTS,
+        "TEXTS": TEXTS_AT_ONCE,
         **shape.kwargs,
     }
     options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
-    return compile_kernel(bounds_cuda._product_kernel.fn, types, constants, **options)
+    return compile_kernel(key_bounds_cuda._product_kernel.fn, types, constants, **options)
 
 
-def bounds(*, corrects_text: bool, pool_mean: bool) -> dict:
-    """The kernel that follows it."""
+def bounds(shape: Any, *, corrects_text: bool, pool_mean: bool) -> dict:
+    """The kernel that follows it, in one of its shapes."""
     names = ["product", "text_numbers", "numbers", "shared", "lower", "upper"]
     types = {f"{name}_ptr": "*fp32" for name in names}
     types |= {"num_texts": "i32", "num_videos": "i32", "capacity": "i32", "inverse_temperature": "fp32"}
@@ -81,10 +82,11 @@ def bounds(*, corrects_text: bool, pool_mean: bool) -> dict:
         "NUMBERS": NUM_NUMBERS,
         "ROUND": ROUND,
         "FORM": FORM_ROUNDING,
-        "TEXTS": bounds_cuda._TEXTS,
-        "VIDEOS": bounds_cuda._VIDEOS,
+        "TEXTS": TEXTS_AT_ONCE,
+        **shape.kwargs,
     }
-    return compile_kernel(bounds_cuda._bounds_kernel, types, constants, num_warps=8, num_stages=1)
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    return compile_kernel(key_bounds_cuda._bounds_kernel.fn, types, constants, **options)
 
 
 def first(shape: Any) -> dict:
@@ -100,26 +102,81 @@ def first(shape: Any) -> dict:
         "POOL_MEAN": False,
         "ROWS": NUM_ROWS,
         "ROUND": ROUND,
-        "TEXTS": bounds_cuda._TEXTS,
-        "VIDEOS": bounds_cuda.GROUP,
+        "TEXTS": TEXTS_AT_ONCE,
+        "VIDEOS": ball_bounds_cuda.GROUP,
         **shape.kwargs,
     }
     options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
-    return compile_kernel(bounds_cuda._first_kernel.fn, types, constants, **options)
+    return compile_kernel(ball_bounds_cuda._first_kernel.fn, types, constants, **options)
+
+
+def pair_scores() -> list[dict]:
+    """The kernels that read the frames of a pair, which are kept in float16."""
+    constants = {"DIM": DIM, "FRAMES": FRAMES, "ROWS": 16, "COLUMNS": DIM, "MASK_FRAMES": True}
+    types = {"frames_ptr": "*fp16", "mask_ptr": "*i1", "text_of_ptr": "*i64"}
+    types |= dict.fromkeys(["text_ptr", "shared_ptr", "query_ptr", "pooled_ptr", "mixed_ptr"], "*fp64")
+    own = [
+        (pair_scores_cuda._query_kernel, {"SIGN": 1, "POOL_MEAN": False}),
+        (pair_scores_cuda._attention_kernel, {"HEADS": 1}),
+    ]
+    return [
+        compile_kernel(
+            kernel,
+            {name: kind for name, kind in types.items() if name in kernel.arg_names},
+            constants | more,
+            num_warps=8,
+            num_stages=1,
+        )
+        for kernel, more in own
+    ]
+
+
+def scores(shape: tuple[int, ...], *, is_few: bool) -> dict:
+    """The kernel of all scores in one of its shapes, cards in bfloat16."""
+    types = dict.fromkeys(["text_ptr", "key_ptr", "atom_ptr", "frame_ptr"], "*bf16")
+    names = ["text_numbers_ptr", "shared_ptr", "rows_ptr", "constants_ptr", "scores_ptr"]
+    types |= dict.fromkeys(names, "*fp32") | {"forms_ptr": "*fp16"}
+    types |= dict.fromkeys(["num_texts", "num_videos", "num_frames", "size"], "i32")
+    types |= dict.fromkeys(["eps", "inverse_temperature"], "fp32")
+    (config,) = gap_aware_cuda.configs([shape])
+    constants = {
+        "DIM": DIM,
+        "FRAMES": 16,
+        "HEADS": 1,
+        "FEW": is_few,
+        "PRECISION": "tf32",
+        "QUERY_IS_TEXT": False,
+        "GAP_SIGN": 1.0,
+        "NORMALISE": False,
+        "CORRECT_TEXT": True,
+        "POOL_MEAN": False,
+        "MASK_FRAMES": True,
+        "SQUARE_FLOOR": 1e-16,
+        **config.kwargs,
+    }
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return compile_kernel(gap_aware_cuda._score_kernel.fn, types, constants, **options)
 
 
 def num_shapes(width: int) -> int:
     """How many shapes the autotuner times for videos of so many columns, asked as it asks."""
-    bounds_cuda._product_kernel.nargs = {}
-    return len(bounds_cuda._product_kernel.prune_configs({"WIDTH": width, "grid": None, "warmup": False}))
+    key_bounds_cuda._product_kernel.nargs = {}
+    return len(key_bounds_cuda._product_kernel.prune_configs({"WIDTH": width, "grid": None, "warmup": False}))
 
 
 if __name__ == "__main__":
     found = {
-        "first": [first(shape) for shape in bounds_cuda.FIRST_CONFIGS],
-        "product": [product(shape, wide_keys=True) for shape in bounds_cuda.PRODUCT_CONFIGS],
-        "product of bytes": [product(bounds_cuda.PRODUCT_CONFIGS[0], wide_keys=False)],
-        "bounds": [bounds(corrects_text=True, pool_mean=False)],
+        "first": [first(shape) for shape in ball_bounds_cuda.FIRST_CONFIGS],
+        "product": [product(shape, wide_keys=True) for shape in key_bounds_cuda.PRODUCT_CONFIGS],
+        "product of bytes": [product(key_bounds_cuda.PRODUCT_CONFIGS[0], wide_keys=False)],
+        "bounds": [
+            bounds(shape, corrects_text=True, pool_mean=False) for shape in key_bounds_cuda.BOUNDS_CONFIGS
+        ],
+        "pair scores": pair_scores(),
+        "scores": [
+            scores(gap_aware_cuda.MANY[0], is_few=False),
+            scores(gap_aware_cuda.FEW[0], is_few=True),
+        ],
         "shapes": {width: num_shapes(width) for width in (16, 64, 128)},
     }
     print(json.dumps(found))

@@ -18,7 +18,7 @@ import torch
 
 import gare
 from gare.errors import TimeLimitError
-from gare.interaction import bounds_cuda, resident_table
+from gare.interaction import key_bounds_cuda, resident_table
 from gare.interaction.resident_cards import card_bytes
 from gare.library.library import usable_device
 from gare.library.search import resident_items, resident_search
@@ -271,7 +271,7 @@ def test_a_kernel_that_fails_is_told_once(library: gare.Library, monkeypatch: py
     def fail(*_: object, **__: object) -> None:
         raise ValueError("out of resource: shared memory\nand much more")
 
-    monkeypatch.setattr(bounds_cuda, "bounds_of", fail)
+    monkeypatch.setattr(key_bounds_cuda, "bounds_of", fail)
     check_it_goes_on(library, r"its kernel failed \(ValueError: out of resource: shared memory\)$")
 
 

@@ -16,7 +16,20 @@ import torch
 import gare
 from features import every_gap_aware, random_interaction, random_text, random_video, short
 from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun
-from gare.interaction import GapAwareConfig, bounds_cuda, resident_table
+from gare.interaction import (
+    GapAwareConfig,
+    ball_bounds_cuda,
+    gap_aware_cuda,
+    kernel_calls,
+    key_bounds_cuda,
+    pair_scores_cuda,
+    proven_pairs,
+    resident_table,
+)
+from gare.interaction.ball_bounds_cuda import first_bounds
+from gare.interaction.cosine_bounds_cuda import Rules
+from gare.interaction.key_bounds_cuda import bounds_of
+from gare.interaction.pair_scores_cuda import PairScorer
 from gare.interaction.resident_cards import TextPlanes, card_bytes, make_resident
 from gare.interaction.resident_table import ResidentTable, can_reside
 from gare.types import VideoFeatures
@@ -45,7 +58,7 @@ def videos_near_texts(generator, config, *, num_texts=5, num_videos=40, num_fram
 
 def rules_of(interaction):
     config = interaction.config
-    return bounds_cuda.Rules(
+    return Rules(
         corrects_text=config.corrected_side == "text",
         sign=interaction.bound_rules.sign,
         temperature=None if config.pooling == "mean" else config.pooling_temperature,
@@ -66,7 +79,7 @@ def test_no_score_leaves_its_bounds(config, scale, wide_keys):
     config = replace(config, num_heads=2 if config.pooling == "mean" else 1)
     text, video, interaction = videos_near_texts(generator, config, num_videos=9, scale=scale)
     cards = make_resident(interaction.bound_rules, video, wide_keys=wide_keys)
-    lower_TV, upper_TV = bounds_cuda.bounds_of(
+    lower_TV, upper_TV = bounds_of(
         TextPlanes.round(text.text_TD),
         cards,
         rules_of(interaction),
@@ -78,7 +91,7 @@ def test_no_score_leaves_its_bounds(config, scale, wide_keys):
     # The rung before it, two videos of which are gone.
     is_here_V, first_TV = torch.ones(9, dtype=torch.bool), torch.empty(5, 9)
     is_here_V[[2, 7]] = False
-    best_TG, place_TG = bounds_cuda.first_bounds(
+    best_TG, place_TG = first_bounds(
         TextPlanes.round(text.text_TD), cards, is_here_V, first_TV, rules_of(interaction)
     )
     assert (scores_TV <= first_TV)[:, is_here_V].all()
@@ -93,9 +106,9 @@ def test_bounds_are_nearly_as_narrow_as_in_float64():
     text, video, interaction = videos_near_texts(generator, GapAwareConfig())
     cards = make_resident(interaction.bound_rules, video, wide_keys=True)
     planes = TextPlanes.round(text.text_TD)
-    lower_TV, upper_TV = bounds_cuda.bounds_of(planes, cards, rules_of(interaction))
+    lower_TV, upper_TV = bounds_of(planes, cards, rules_of(interaction))
     first_TV = torch.empty_like(upper_TV)
-    bounds_cuda.first_bounds(planes, cards, torch.ones(40, dtype=torch.bool), first_TV, rules_of(interaction))
+    first_bounds(planes, cards, torch.ones(40, dtype=torch.bool), first_TV, rules_of(interaction))
     balls = interaction.bound_cards(video, torch.float64)
     assert (first_TV - interaction.bounds(text, balls).upper_TV).max() < 1e-3
     keys = interaction.key_cards(video, balls, torch.int16)
@@ -110,7 +123,7 @@ def test_lists_are_those_of_scoring_everything_in_float64(side, scale, monkeypat
     """In chunks on two devices, with videos that come and go, and more left than is scored at once."""
     monkeypatch.setattr(resident_table, "CHUNK", 16)
     monkeypatch.setattr(resident_table, "_SMALLEST_CHUNK", 4)
-    monkeypatch.setattr(resident_table, "_MOST_LEFT", 60)
+    monkeypatch.setattr(proven_pairs, "_MOST_LEFT", 60)
     monkeypatch.setattr(resident_table, "_PAIRS_AT_ONCE", 7)
     generator = torch.Generator().manual_seed(0)
     config = GapAwareConfig(corrected_side=side, pooling="text_conditioned")
@@ -181,6 +194,33 @@ def test_fewer_videos_than_are_wanted():
     assert [sorted(one.rows) for one in found] == [[0, 1, 2, 3, 4]] * 5
 
 
+@torch.no_grad()
+def test_kernels_get_their_arguments_in_order(monkeypatch):
+    """Launched as compiled they get them by place, which the interpreter does not do."""
+    names_of = {}
+
+    def checked(kernel, num_programs, tensors, numbers, constants, **more):
+        shapes = getattr(kernel, "configs", [])
+        plain = getattr(kernel, "fn", kernel) if shapes else kernel
+        names = [*constants, *(shapes[0].kwargs if shapes else ())]
+        assert list(plain.arg_names)[len(tensors) + len(numbers) :] == names
+        assert all(name.endswith("_ptr") for name in plain.arg_names[: len(tensors)])
+        names_of[kernel] = names
+        kernel_calls.launch(kernel, num_programs, tensors, numbers, constants, **more)
+
+    for module in (ball_bounds_cuda, key_bounds_cuda, pair_scores_cuda, gap_aware_cuda):
+        monkeypatch.setattr(module, "launch", checked)
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(), num_texts=17)
+    table = ResidentTable(interaction, [CPU])
+    table.add(video)
+    table.find(text, 2, video.__getitem__)
+    interaction = interaction.float()
+    cards = interaction.cards(video.to(torch.float32))
+    gap_aware_cuda.score(text.text_TD.float(), cards, interaction.config)
+    assert len(names_of) == 8
+
+
 def test_its_benchmark_fills_times_and_checks():
     case = ResidentCase(60, 3, 5, dim=32, frames=4, scale=3.0)
     run = ResidentRun(case, CPU)
@@ -202,16 +242,38 @@ def test_only_gare_over_frames_can_reside():
             ResidentTable(interaction, [CPU])
 
 
+@pytest.mark.parametrize("num_heads", [1, 2])
 @torch.no_grad()
-def test_each_text_with_its_own_video():
+def test_each_text_with_its_own_video(num_heads):
+    """By the reference, with its matrices multiplied out, and by the kernels."""
     generator = torch.Generator().manual_seed(0)
     for config in RESIDENT:
+        config = replace(config, num_heads=num_heads)
         text, video, interaction = videos_near_texts(generator, config, num_videos=5)
         expected = interaction.score_pairs(text, video.to(torch.float64)).scores_TV.diagonal()
-        for one in (interaction, interaction.for_search()):
-            torch.testing.assert_close(
-                one.score_each(text, video.to(torch.float64)), expected, atol=1e-12, rtol=0
-            )
+        assert not video.mask_VF.all()
+        if config.mask_frames:  # what is in padding is never read
+            video.frames_VFD[~video.mask_VF] = torch.nan
+        double, scorer = video.to(torch.float64), PairScorer.of(interaction)
+        for scores in (
+            interaction.score_each(text, double),
+            interaction.for_search().score_each(text, double),
+            scorer(text.text_TD, torch.arange(5), video),
+            scorer(text.text_TD.flip(0), torch.arange(5).flip(0), double),
+        ):
+            torch.testing.assert_close(scores, expected, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_frames_that_no_kernel_holds_are_scored_by_the_reference(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    text, video, interaction = videos_near_texts(generator, GapAwareConfig(), num_videos=6)
+    monkeypatch.setattr(pair_scores_cuda, "_LARGEST_TILE", 16 * 32 - 1)
+    monkeypatch.setattr(resident_table, "_WHOLE_AT_ONCE", 4)
+    table = ResidentTable(interaction, [CPU])
+    table.add(video)
+    found = table.find(text, 3, video.__getitem__)
+    assert [one.rows for one in found] == true_lists(interaction, text, video, 3)
 
 
 @torch.no_grad()
@@ -250,6 +312,9 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
         assert one["spilled"] == 0
         assert one["copies"]  # the next bytes come while these are multiplied
         assert one["stores"] == ["st.global.v4.b32"]
-    (bounds,) = found["bounds"]
-    assert bounds["lines"] < 8000
-    assert bounds["spilled"] == 0
+    for one in found["bounds"]:
+        assert one["lines"] < 8000
+        assert one["spilled"] == 0
+        assert one["registers"] <= 128  # so that two programs of eight warps are there at a time
+    for one in found["pair scores"] + found["scores"]:
+        assert one["spilled"] == 0

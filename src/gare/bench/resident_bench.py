@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gare.bench.bench_timing import median_ms, wait_for
 from gare.interaction import GapAware, GapAwareConfig
-from gare.interaction.resident_table import ProvenList, ResidentTable
+from gare.interaction.proven_pairs import ProvenList
+from gare.interaction.resident_table import ResidentTable
 from gare.types import TextFeatures, VideoFeatures, block_slices
 
 _CLUSTERS = 400
@@ -173,7 +174,7 @@ class ResidentRun:
     def _fetch(self, rows: Tensor) -> VideoFeatures:
         if not self.case.host_frames:
             return _features(self._frames_VFD[rows])
-        from gare.interaction.bounds_cuda import gather_rows
+        from gare.interaction.pair_scores_cuda import gather_rows
 
         shape = self._frames_VFD.shape[1:]
         return _features(gather_rows(self._frames_VFD.flatten(1), rows).unflatten(1, shape))

@@ -24,14 +24,13 @@ from torch import Tensor
 from gare.interaction.fused_cards import FEW_TEXTS, fuse
 from gare.interaction.gap_aware_cards import GapAwareCards
 from gare.interaction.interaction import SQUARE_FLOOR
+from gare.interaction.kernel_calls import launch
 
 if TYPE_CHECKING:
     from gare.interaction.gap_aware import GapAwareConfig
 
 
-_chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # shapes of `_score_kernel`, by kind of card
 _MANY_PAIRS = 2**22
-_compiled: dict[tuple[Any, ...], Any] = {}  # kernels as they were launched, by all that they are compiled for
 
 
 def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tensor:
@@ -48,7 +47,7 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
         sizes = {"DIM": dim, "TEXTS": FEW_TEXTS, "STEP": _step_of(dim, 128)}
         own = (text_TD, fused.shared_2D, text_T4)
-        _launch(_text_kernel, triton.cdiv(num_texts, FEW_TEXTS), own, (num_texts,), sizes, {})
+        launch(_text_kernel, lambda _: triton.cdiv(num_texts, FEW_TEXTS), own, (num_texts,), sizes)
     scores_TV = torch.empty(num_texts, num_videos, dtype=torch.float32, device=text_TD.device)
     tensors = (
         text_TD,
@@ -84,40 +83,8 @@ def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tens
         videos = max(1, meta["COLUMNS"] // fused.num_atoms)
         return int(triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]))
 
-    # The autotuner takes longer to find what it chose than a small call has.
-    kind = (dim, fused.num_frames, owner.num_heads, is_few, size, text_TD.dtype)
-    shape = _chosen.get(kind)
-    if shape is None:
-        _score_kernel[lambda meta: (num_programs(meta),)](*tensors, *numbers, **constants)
-        _chosen[kind] = _score_kernel.best_config.all_kwargs()
-    else:
-        blocks = {name: shape[name] for name in ("TEXTS", "COLUMNS", "STEP")}
-        options = {name: value for name, value in shape.items() if name not in blocks}
-        _launch(_score_kernel.fn, num_programs(shape), tensors, numbers, constants | blocks, options)
+    launch(_score_kernel, num_programs, tensors, numbers, constants, kind=(size,))
     return scores_TV
-
-
-def _launch(
-    kernel: Any,
-    num_programs: int,
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
-    """Launch a kernel, whose arguments stand in this order, as it was compiled the last time.
-
-    Triton looks at every argument of a launch, for which it takes longer than a small kernel runs.
-    """
-    is_aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
-    known = (kernel, tensors[0].dtype, tensors[0].device, numbers, *constants.values())
-    compiled = _compiled.get(known) if is_aligned else None
-    if compiled is not None:
-        compiled[(num_programs, 1, 1)](*tensors, *numbers, *constants.values())
-        return
-    compiled = kernel[(num_programs,)](*tensors, *numbers, **constants, **options)
-    if is_aligned and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
-        _compiled[known] = compiled
 
 
 def _step_of(dim: int, most: int) -> int:
@@ -207,11 +174,11 @@ def _row(ptr, is_in, VIDEOS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _form(
-    weights, ptr, video, is_in, form_size, other, number_ptr, in_v, TEXTS: tl.constexpr, VIDEOS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+def _times(
+    weights, ptr, video, is_in, form_size, TEXTS: tl.constexpr, VIDEOS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """weights · matrix · other for each pair; a video's matrix is [ROWS, COLUMNS].
+    """weights · matrix for each pair; a video's matrix is [ROWS, COLUMNS].
 
     The matrices of all videos stand on the diagonal of a larger one, whose product tensor cores take at once.
     """
@@ -224,8 +191,7 @@ def _form(
     is_own = (row // ROWS)[:, None] == (column // COLUMNS)[None, :]
     matrix = tl.load(ptr + cell, mask=is_own & is_in[None, :], other=0.0)
     flat = tl.reshape(weights, (TEXTS, VIDEOS * ROWS)).to(matrix.dtype)
-    times = tl.reshape(tl.dot(flat, matrix, input_precision=PRECISION), (TEXTS, VIDEOS, COLUMNS))
-    return tl.sum(times * other, axis=2) * tl.load(number_ptr, mask=in_v, other=0.0)[None, :]
+    return tl.reshape(tl.dot(flat, matrix, input_precision=PRECISION), (TEXTS, VIDEOS, COLUMNS))
 
 
 @triton.autotune(
@@ -307,7 +273,7 @@ def _score_kernel(
     text_sq, level = text_sq[:, None], level[:, None]
     text_variance = tl.maximum(text_sq / DIM - level * level, 0.0)
 
-    # Pooling, and what frames say of the pair.
+    # What frames say of the pair without pooling.
     frame_text = tl.reshape(frame_text, (TEXTS, VIDEOS, FRAMES))
     mean_weight = _row(f_row + FRAMES, in_f, VIDEOS, FRAMES)
     text_mean = tl.sum(mean_weight * frame_text, axis=2)
@@ -315,26 +281,6 @@ def _score_kernel(
     if QUERY_IS_TEXT and not NORMALISE:
         unit_weight = _row(f_row + 5 * FRAMES, in_f, VIDEOS, FRAMES)
         mean_cosine = tl.sum(unit_weight * frame_text, axis=2) * tl.rsqrt(tl.maximum(text_sq, 1e-24))
-    share = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)
-    if POOL_MEAN:
-        pool = mean_weight + tl.zeros([TEXTS, VIDEOS, FRAMES], tl.float32)
-    else:
-        logits = frame_text * inverse_temperature + _row(f_row, in_f, VIDEOS, FRAMES)
-        pool = tl.exp(logits - tl.max(logits, axis=2, keep_dims=True))
-        total = tl.sum(pool, axis=2)
-        if not MASK_FRAMES:  # what padding takes of the softmax is lost
-            pool = tl.where(_row(f_row + 2 * FRAMES, in_f, VIDEOS, FRAMES) != 0, pool, 0.0)
-            kept = tl.maximum(tl.sum(pool, axis=2), 1e-37)
-            share = kept / total
-            total = kept
-        pool = pool / total[:, :, None]
-    text_pooled = share * tl.sum(pool * frame_text, axis=2)
-    pooled_scaled = tl.sum(_row(f_row + 3 * FRAMES, in_f, VIDEOS, FRAMES) * pool, axis=2)
-    pooled_fixed = tl.sum(_row(f_row + 4 * FRAMES, in_f, VIDEOS, FRAMES) * pool, axis=2)
-    pooled_sq = share * share * _form(
-        pool, forms_ptr + 3 * SQUARE + ATOMS * FRAMES, f_video, in_f, form_size, pool, number + 6, in_v,
-        TEXTS, VIDEOS, FRAMES, FRAMES, PRECISION,
-    )  # fmt: skip
 
     # Steps 1 and 2: the attention of the increment net.
     key_text = tl.reshape(key_text, (TEXTS, VIDEOS, ATOMS))
@@ -348,49 +294,69 @@ def _score_kernel(
         logits = (_row(a_row + ATOMS, in_a, VIDEOS, ATOMS) - key_text) * scale1[:, :, None]
     logits = tl.reshape(logits + _row(a_row, in_a, VIDEOS, ATOMS), (TEXTS, VIDEOS * HEADS, FRAMES))
     attention = tl.exp(logits - tl.max(logits, axis=2, keep_dims=True))
-    attention = attention / tl.sum(attention, axis=2, keep_dims=True)
+    attention = attention * (1 / tl.sum(attention, axis=2, keep_dims=True))
     attention = tl.reshape(attention, (TEXTS, VIDEOS, ATOMS))
     text_atoms = tl.sum(attention * tl.reshape(atom_text, (TEXTS, VIDEOS, ATOMS)), axis=2)
 
-    # Forms of the attention itself: what LN2 and LN3 scale it by is one number a pair.
-    across = _form(
-        attention, forms_ptr + 3 * SQUARE, f_video, in_f, form_size, pool, number + 5, in_v,
-        TEXTS, VIDEOS, ATOMS, FRAMES, PRECISION,
-    )  # fmt: skip
-    square2 = _form(
-        attention, forms_ptr, a_video, in_a, form_size, attention, number + 2, in_v,
-        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
-    )  # fmt: skip
-    square3 = _form(
-        attention, forms_ptr + SQUARE, a_video, in_a, form_size, attention, number + 3, in_v,
-        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
-    )  # fmt: skip
-    square = _form(
-        attention, forms_ptr + 2 * SQUARE, a_video, in_a, form_size, attention, number + 4, in_v,
-        TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION,
-    )  # fmt: skip
-    linear3 = tl.sum(_row(a_row + 2 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
-    own_scaled = tl.sum(_row(a_row + 3 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
-    own_fixed = tl.sum(_row(a_row + 4 * ATOMS, in_a, VIDEOS, ATOMS) * attention, axis=2)
-
-    # Steps 3 to 5: LN2, LN3 and what they scale the atoms by.
+    # Steps 3 to 5: LN2, LN3 and what they scale the atoms by. A linear part is summed with its form.
     constant3 = tl.load(constants_ptr)
     scaled_sq = tl.load(constants_ptr + 1)
     scaled_fixed = tl.load(constants_ptr + 2)
     fixed_sq = tl.load(constants_ptr + 3)
+    times = _times(
+        attention, forms_ptr, a_video, in_a, form_size, TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION
+    )  # fmt: skip
+    square2 = tl.sum(times * attention, axis=2) * tl.load(number + 2, mask=in_v, other=0.0)[None, :]
     scale2 = tl.rsqrt(tl.maximum(square2, 0.0) + eps)
-    variance3 = scale2 * (scale2 * square3 + linear3) + constant3
+    times = _times(
+        attention, forms_ptr + SQUARE, a_video, in_a, form_size, TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION
+    )  # fmt: skip
+    factor3 = scale2 * tl.load(number + 3, mask=in_v, other=0.0)[None, :]
+    linear3 = _row(a_row + 2 * ATOMS, in_a, VIDEOS, ATOMS)
+    variance3 = scale2 * tl.sum(attention * (factor3[:, :, None] * times + linear3), axis=2) + constant3
     scale3 = tl.rsqrt(tl.maximum(variance3, 0.0) + eps)
     both = scale2 * scale3
 
+    # Pooling.
+    share = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)
+    if POOL_MEAN:
+        pool = mean_weight + tl.zeros([TEXTS, VIDEOS, FRAMES], tl.float32)
+    else:
+        logits = frame_text * inverse_temperature + _row(f_row, in_f, VIDEOS, FRAMES)
+        pool = tl.exp(logits - tl.max(logits, axis=2, keep_dims=True))
+        total = tl.sum(pool, axis=2)
+        if not MASK_FRAMES:  # what padding takes of the softmax is lost
+            pool = tl.where(_row(f_row + 2 * FRAMES, in_f, VIDEOS, FRAMES) != 0, pool, 0.0)
+            kept = tl.maximum(tl.sum(pool, axis=2), 1e-37)
+            share = kept / total
+            total = kept
+        pool = pool * (1 / total)[:, :, None]
+    text_pooled = share * tl.sum(pool * frame_text, axis=2)
+    times = _times(
+        pool, forms_ptr + 3 * SQUARE + ATOMS * FRAMES, f_video, in_f, form_size, TEXTS, VIDEOS, FRAMES,
+        FRAMES, PRECISION,
+    )  # fmt: skip
+    pooled_sq = tl.sum(times * pool, axis=2) * tl.load(number + 6, mask=in_v, other=0.0)[None, :]
+    pooled_sq *= share * share
+
     # Step 6: inner products, then the length the interaction asks for, then the cosine.
+    times = _times(
+        attention, forms_ptr + 3 * SQUARE, f_video, in_f, form_size, TEXTS, VIDEOS, ATOMS, FRAMES, PRECISION
+    )  # fmt: skip
+    factor = both * tl.load(number + 5, mask=in_v, other=0.0)[None, :]
+    times = factor[:, :, None] * times + _row(f_row + 4 * FRAMES, in_f, VIDEOS, FRAMES)
+    times += scale3[:, :, None] * _row(f_row + 3 * FRAMES, in_f, VIDEOS, FRAMES)
+    pooled_increment = share * tl.sum(pool * times, axis=2)
+    times = _times(
+        attention, forms_ptr + 2 * SQUARE, a_video, in_a, form_size, TEXTS, VIDEOS, ATOMS, ATOMS, PRECISION
+    )  # fmt: skip
+    factor = both * tl.load(number + 4, mask=in_v, other=0.0)[None, :]
+    times = factor[:, :, None] * times + 2 * _row(a_row + 4 * ATOMS, in_a, VIDEOS, ATOMS)
+    times += (2 * scale3)[:, :, None] * _row(a_row + 3 * ATOMS, in_a, VIDEOS, ATOMS)
     increment_sq = (
-        both * (both * square + 2 * (own_fixed + scale3 * own_scaled))
-        + scale3 * (scale3 * scaled_sq + 2 * scaled_fixed)
-        + fixed_sq
+        both * tl.sum(attention * times, axis=2) + scale3 * (scale3 * scaled_sq + 2 * scaled_fixed) + fixed_sq
     )
     text_increment = both * text_atoms + scale3 * text_scaled[:, None] + text_fixed[:, None]
-    pooled_increment = share * (both * across + scale3 * pooled_scaled + pooled_fixed)
     if NORMALISE or QUERY_IS_TEXT:
         length = tl.full([TEXTS, VIDEOS], 1.0, tl.float32)
         if not NORMALISE:

@@ -63,25 +63,31 @@ class QueryFirst:
         shape = (query_BQD.shape[-1],)
         normed_BQD = F.layer_norm(query_BQD, shape, net.norm1_weight, net.norm1_bias, net.eps)
         normed_BCD = F.layer_norm(context_BCD, shape, net.norm1_weight, net.norm1_bias, net.eps)
-        # Queries in the space of the context. The key bias adds the same to every token of a query, which
-        # softmax does not see.
-        folded_BQHD = self._query(normed_BQD)
+        folded_BQHD = self.query(normed_BQD)
         logits_BNC = folded_BQHD.flatten(1, 2) @ normed_BCD.mT
         weights_BNC = logits_BNC.masked_fill(~mask_BC[:, None], float("-inf")).softmax(dim=-1)
-        mixed_BQHD = (weights_BNC @ normed_BCD).unflatten(1, (-1, num_heads))
-        hidden_BQD = self._out(mixed_BQHD)
-        hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm2_weight, net.norm2_bias, net.eps)
-        hidden_BQD = self._residual(hidden_BQD)
-        hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm3_weight, net.norm3_bias, net.eps)
-        return F.linear(hidden_BQD, net.output_weight, net.output_bias)
+        return self.after_attention((weights_BNC @ normed_BCD).unflatten(1, (-1, num_heads)))
 
-    def _query(self, normed_BQD: Tensor) -> Tensor:
+    def query(self, normed_BQD: Tensor) -> Tensor:
+        """Queries of each head in the space of the context, [B, Q, H, D], ready for products with it.
+
+        The key bias adds the same to every token of a query, which softmax does not see.
+        """
         if self.folded is not None:
             return F.linear(normed_BQD, self.folded.query_weight, self.folded.query_bias)[:, :, None]
         net, num_heads = self.net, self.net.num_heads
         query_BQHd = F.linear(normed_BQD, net.query_weight, net.query_bias).unflatten(-1, (num_heads, -1))
         key_HdD = net.key_weight.unflatten(0, (num_heads, -1))
         return _each_head(query_BQHd / math.sqrt(key_HdD.shape[1]), key_HdD)
+
+    def after_attention(self, mixed_BQHD: Tensor) -> Tensor:
+        """What the net gives, [B, Q, D], from the context as each head mixed it."""
+        net, shape = self.net, (mixed_BQHD.shape[-1],)
+        hidden_BQD = self._out(mixed_BQHD)
+        hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm2_weight, net.norm2_bias, net.eps)
+        hidden_BQD = self._residual(hidden_BQD)
+        hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm3_weight, net.norm3_bias, net.eps)
+        return F.linear(hidden_BQD, net.output_weight, net.output_bias)
 
     def _out(self, mixed_BQHD: Tensor) -> Tensor:
         if self.folded is not None:

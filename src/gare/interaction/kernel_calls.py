@@ -1,0 +1,109 @@
+"""Calls of a GPU's kernels that cost the host little: launched as compiled, or many of them replayed as one.
+
+Triton looks at every argument of a launch, and its autotuner at every shape: that takes longer than a small
+kernel runs. Torch takes about five microseconds for each of its own.
+
+Imports Triton, so others import this file only when it can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.autotuner import Autotuner
+
+_MOST_GRAPHS = 8
+
+_chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # what the autotuner chose, by kernel and kind of call
+_compiled: dict[tuple[Any, ...], Any] = {}  # kernels as they were launched, by all that they are compiled for
+
+
+def launch(
+    kernel: Any,
+    num_programs: Callable[[dict[str, Any]], int],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
+    *,
+    kind: tuple[Any, ...] = (),
+    **options: int,
+) -> None:
+    """Launch a kernel as it was compiled the last time; its parameters stand in the order of the arguments.
+
+    Args:
+        num_programs: how many, by the shape that the autotuner chose.
+        kind: what the autotuner looks at besides the constants.
+        options: warps and stages, where no autotuner chooses them.
+    """
+    known = (kernel, tensors[0].dtype, tensors[0].device, *kind, *constants.values())
+    shape: dict[str, Any] = {}
+    if isinstance(kernel, Autotuner):
+        found = _chosen.get(known)
+        if found is None:
+            kernel[lambda meta: (num_programs(meta),)](*tensors, *numbers, **constants)
+            _chosen[known] = kernel.best_config.all_kwargs()
+            return
+        kernel = kernel.fn
+        shape = {name: value for name, value in found.items() if name in kernel.arg_names}
+        options = {name: value for name, value in found.items() if name not in shape}
+    constants = constants | shape
+    grid = num_programs(constants)
+    is_aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
+    special = (*known, *shape.values(), *options.values(), *map(_specialised, numbers))
+    compiled = _compiled.get(special) if is_aligned else None
+    if compiled is not None:
+        compiled[(grid, 1, 1)](*tensors, *numbers, *constants.values())
+        return
+    compiled = kernel[(grid,)](*tensors, *numbers, **constants, **options)
+    if is_aligned and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
+        _compiled[special] = compiled
+
+
+def _specialised(number: int | float) -> int:
+    """What Triton compiles a number for: floats alike, ones apart, multiples of 16, those of eight bytes."""
+    if isinstance(number, float):
+        return 0
+    return (number == 1) + 2 * (number % 16 == 0) + 4 * (number >= 2**31)
+
+
+class Replayed:
+    """Calls of a function whose kernels, from the second call of a kind on, are launched all at once.
+
+    The first call compiles what is missing. What a call gives is overwritten by the next.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor, Any] | None] = {}
+
+    def __call__(self, function: Callable[..., Any], tensor: Tensor, *settings: Any) -> Any:
+        """What the function gives.
+
+        Args:
+            function: always the same one. It waits for nothing, and launches the same kernels for tensors of
+                one shape and equal settings.
+        """
+        kind = (tensor.shape, tensor.dtype, tensor.device, *settings)
+        if tensor.device.type != "cuda":
+            return function(tensor, *settings)
+        if kind not in self._graphs:
+            while len(self._graphs) >= _MOST_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[kind] = None
+            return function(tensor, *settings)
+        graph, own, found = self._graphs[kind] or self._record(kind, function, tensor, *settings)
+        own.copy_(tensor)
+        graph.replay()
+        return found
+
+    def _record(
+        self, kind: tuple[Any, ...], function: Callable[..., Any], tensor: Tensor, *settings: Any
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Any]:
+        own, graph = tensor.clone(), torch.cuda.CUDAGraph()
+        # Other threads go on allocating.
+        with torch.cuda.device(tensor.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            found = function(own, *settings)
+        self._graphs[kind] = made = (graph, own, found)
+        return made

@@ -1,0 +1,74 @@
+"""Kernels are launched as they were compiled, as long as Triton would compile them alike."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gare.interaction import kernel_calls
+from gare.interaction.kernel_calls import Replayed, launch
+
+
+class Kernel:
+    """Stands for a kernel of Triton: counts how often it is compiled, remembers its launches."""
+
+    def __init__(self):
+        self.compiled, self.launches = 0, []
+
+    def __getitem__(self, grid):
+        def first(*arguments, **named):
+            self.compiled += 1
+            self.launches.append((grid, *arguments[1:], *named.values()))
+            return Compiled(self.launches)
+
+        return first
+
+
+class Compiled(SimpleNamespace):
+    packed_metadata = ()
+
+    def __init__(self, launches):
+        super().__init__(launches=launches)
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.launches.append((grid, *arguments[1:]))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_calls, "_compiled", {})
+
+
+def test_it_is_compiled_again_where_triton_would():
+    kernel, tensor = Kernel(), torch.zeros(32)
+
+    def call(x=tensor, number=32, size=64, scale=0.5):
+        launch(kernel, lambda meta: meta["SIZE"], (x,), (number, scale), {"SIZE": size})
+        return kernel.compiled
+
+    assert call() == 1
+    assert call(number=48) == call(scale=0.25) == 1  # another multiple of 16, another float
+    assert kernel.launches[-1] == ((64, 1, 1), 32, 0.25, 64)
+    assert call(number=33) == 2
+    assert call(number=35) == 2
+    assert call(number=1) == 3
+    assert call(number=2**31) == 4
+    assert call(size=128) == 5
+    assert call(tensor.double()) == 6
+    assert call(tensor[1:]) == 7  # whose address is no multiple of 16
+    assert call(tensor[1:]) == 8  # and is not kept
+    assert call() == 8
+
+
+def test_on_a_cpu_a_function_is_called_as_it_is():
+    calls = []
+    replayed = Replayed()
+
+    def function(*arguments):
+        calls.append(arguments)
+        return len(calls)
+
+    assert [replayed(function, torch.ones(2), number) for number in (3, 3, 4)] == [1, 2, 3]
+    assert [settings for _, *settings in calls] == [[3], [3], [4]]
