@@ -42,7 +42,7 @@ def measure_asleep(library: str, counts: tuple[int, ...] = (1, 4, 16, 64)) -> No
 
 
 def run_asleep(place: str, num_workers: int) -> tuple[float, float, float, float]:
-    """Files a second, seconds, and milliseconds of a lease and of a beat."""
+    """Files a second, seconds until the last file is done, and milliseconds of a lease and of a beat."""
     stamp = ModelStamp("asleep", "f00d", dim=8, stage1_dim=9, num_frames=4)
     store = open_store(place, stamp=stamp, create=True)
     num_files = num_workers * SHARDS_PER_WORKER * FILES_PER_SHARD
@@ -52,15 +52,16 @@ def run_asleep(place: str, num_workers: int) -> tuple[float, float, float, float
     run = ledger.start(ledger.begin(["/videos"], {}), shards, [])
     leases: list[float] = []
     others: list[float] = []
+    finished: list[float] = []
 
     def work(number: int) -> None:
         mine = ShardLedger(open_store(place).records())
         while True:
             started = time.monotonic()
             shard = mine.lease(run, f"worker {number}", f"node {number}")
-            leases.append(time.monotonic() - started)
             if shard is None or not shard.num_files:
                 return
+            leases.append(time.monotonic() - started)
             mine.files(run, shard.number)
             for _ in range(2):
                 time.sleep(SHARD_S / 2)
@@ -68,6 +69,7 @@ def run_asleep(place: str, num_workers: int) -> tuple[float, float, float, float
                 shard = mine.beat(run, shard)
                 others.append(time.monotonic() - started)
             mine.finish(run, shard, {}, SHARD_S)
+            finished.append(time.monotonic())
 
     threads = [threading.Thread(target=work, args=[number]) for number in range(num_workers)]
     started = time.monotonic()
@@ -75,7 +77,7 @@ def run_asleep(place: str, num_workers: int) -> tuple[float, float, float, float
         thread.start()
     for thread in threads:
         thread.join()
-    seconds = time.monotonic() - started
+    seconds = max(finished) - started
     ledger.set_state("finished")
     return (
         num_files / seconds,

@@ -83,6 +83,10 @@ class ClusterError(GareError):
     """A cluster that cannot be reached, does not answer in time, or has lost what it was asked for."""
 
 
+class SlowClusterError(ClusterError):
+    """A cluster that has not answered so far, and may still do so."""
+
+
 class MissingLibraryError(LibraryError):
     """There is no library at this address."""
 

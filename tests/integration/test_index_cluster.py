@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from clips import steady, write_video
-from cluster_scene import DRIVER, NUM_VIDEOS, Scene, check_report
+from cluster_scene import DRIVER, LEASE_S, NUM_VIDEOS, Scene, check_report
 from gare import GARE, GareConfig, Library
 from gare.cluster.index_cluster import Supervisor
 from gare.cluster.ray_link import connected
@@ -68,6 +68,7 @@ def machines(seaweedfs: SeaweedFS, scratch: Path) -> Iterator[Machines]:
         for name, value in seaweedfs.environment.items():
             patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine Ray's 15 is next to nothing
         patch.setenv(SCRATCH_VARIABLE, str(scratch))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(DRIVER.parent), os.environ.get("PYTHONPATH", "")]))
         machines = Machines()
@@ -158,16 +159,16 @@ def test_the_driver_is_killed_and_the_cluster_goes_on(
     driver.kill()
     driver.wait(HANG_S)
     scene.go()
-
-    def is_finished() -> bool:
-        time.sleep(1.0)
-        status = scene.status()
-        return status is not None and status.run.state == "finished"
-
-    wait_until(is_finished, "the end of the run")
+    wait_until(lambda: _is_finished(scene), "the end of the run")
     scene.check(reference)
     again = scene.index()
     assert (again.new, again.unchanged) == (0, NUM_VIDEOS)
+
+
+def _is_finished(scene: Scene) -> bool:
+    time.sleep(1.0)
+    status = scene.status()
+    return status is not None and status.run.state == "finished"
 
 
 @pytest.mark.parametrize("scene", ["s3"], indirect=True)
@@ -279,24 +280,37 @@ def test_objects_are_fetched_by_every_machine_and_none_is_left_behind(
     assert os.listdir(scratch) == []
 
 
+@pytest.mark.parametrize("by", ["Ctrl-C", "another process"])
 def test_stopped_it_says_so_and_the_same_command_goes_on(
-    machines: Machines, scene: Scene, reference: State
+    machines: Machines, scene: Scene, reference: State, by: str
 ) -> None:
     scene.hold()
     stop = threading.Event()
 
     def look(status: RunStatus) -> None:
         if scene.begun() and not stop.is_set():
+            if by == "another process":
+                said = run_gare("index", "--stop", "--library", scene.uri).stdout
+                assert said.startswith("its workers commit what they have")
             stop.set()
             scene.go()
 
-    report = scene.index(on_status=look, is_interrupted=stop.is_set)
+    report = scene.index(on_status=look, is_interrupted=lambda: by == "Ctrl-C" and stop.is_set())
     assert report.interrupted
     status = scene.status()
     assert status is not None
     assert status.run.state == "stopping"
     report = scene.index()
     check_report(report)
+    scene.check(reference)
+
+
+def test_detached_the_cluster_goes_on_alone(machines: Machines, scene: Scene, reference: State) -> None:
+    scene.hold()
+    report = scene.index(is_interrupted=lambda: bool(scene.begun()), detach=True)
+    assert report.interrupted
+    scene.go()
+    wait_until(lambda: _is_finished(scene), "the end of the run")
     scene.check(reference)
 
 
@@ -310,7 +324,7 @@ def test_the_commands_say_what_they_do(machines: Machines, scene: Scene, referen
     status = json.loads(run_gare("index", "--status", "--json", *library).stdout)
     assert (status["state"], status["num_done"], status["num_failed"]) == ("finished", NUM_VIDEOS + 1, 1)
     assert run_gare("index", "--status", *library).stdout.startswith(
-        "finished: 11 of 11 files, 1 of 1 shards"
+        "finished: 11 of 11 files, 3 of 3 shards"
     )
     assert run_gare("index", "--stop", *library).stdout == "no run is under way\n"
 
@@ -343,6 +357,27 @@ def test_a_supervisor_that_cannot_start_is_an_error(
         scene.index()
 
 
+def test_a_supervisor_that_is_slow_to_answer_is_waited_for(
+    machines: Machines, scene: Scene, reference: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Supervisor):
+        def trouble(self) -> str:
+            time.sleep(HANG_S)
+            return ""
+
+    monkeypatch.setattr("gare.cluster.index_cluster.Supervisor", Silent)
+    monkeypatch.setattr("gare.cluster.index_cluster._ANSWER_S", 0.1)
+    monkeypatch.setattr("gare.cluster.index_cluster._TROUBLE_S", 1.0)
+    scene.hold()
+
+    def look(status: RunStatus) -> None:
+        if scene.has("hold") and status.seconds > LEASE_S + 3.0:  # so long, trouble would be forgiven
+            scene.go()
+
+    check_report(scene.index(on_status=look))
+    scene.check(reference)
+
+
 def test_a_plan_that_fails_is_told_by_the_status(tmp_path: Path, place: Path) -> None:
     library = ["--library", tmp_path / "library"]
     done = run_gare("index", tmp_path / "nowhere", *library, "--model", place / "model", "--ray", "local")
@@ -362,3 +397,10 @@ def test_words_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         refused = run_gare(*arguments, *more)
         assert refused.returncode in (1, 2)
         assert message in refused.stderr
+
+
+def test_videos_on_object_storage_need_a_library_by_name() -> None:
+    refused = run_gare("index", "s3://bucket/videos")
+    assert refused.returncode == 2
+    assert "--library" in refused.stderr
+    assert "s3://bucket/videos" in refused.stderr

@@ -15,6 +15,7 @@ from ray_machines import is_alive
 from serve_library import Served
 from serve_process import ServeProcess
 from servers import HANG_S, wait_until
+from warm import run_gare
 
 RANGES = ["00000000-80000000", "80000000-"]
 EXACT = "/api/v1/search?q=a+red+thing&limit=50&exact=true"
@@ -54,6 +55,12 @@ def test_a_lost_shard_is_named_and_comes_back_and_the_end_leaves_nothing_behind(
         server.process.wait(HANG_S)
         wait_until(lambda: not any(map(is_alive, rays)), "the end of Ray")
         assert not [process for process in psutil.process_iter() if _is_of(process, ray_folder)]
+
+
+def test_shards_without_a_cluster_are_refused(served: Served) -> None:
+    refused = run_gare("serve", "--library", served.library, "--shards", "2")
+    assert refused.returncode == 2
+    assert "goes with --ray" in refused.stderr
 
 
 def _search_until(server: ServeProcess, is_reached: Callable[[Any], bool]) -> Any:

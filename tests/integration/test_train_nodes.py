@@ -163,6 +163,7 @@ def ray_address() -> Iterator[str]:
         here = str(Path(__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))  # what this process can import
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine Ray's 15 is next to nothing
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
         cluster.add_node(**node)
         yield cluster.address

@@ -127,6 +127,24 @@ def test_a_root_that_is_suddenly_empty_is_skipped(tmp_path: Path) -> None:
     assert check_roots([str(root)], ledger, prune=False).usable == [str(root)]
 
 
+def test_an_address_that_cannot_be_read_says_which_can() -> None:
+    for source, message in {
+        "http://host/videos": "cannot be read; give a folder, a video, file:///",
+        "file://host/videos": "is on another machine, host",
+    }.items():
+        with pytest.raises(LibraryError, match=message):
+            check_roots([source], {}, prune=False)
+
+
+def test_a_folder_whose_name_looks_like_an_address_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a:" / "b").mkdir(parents=True)
+    (tmp_path / "a:" / "b" / "c.mp4").touch()
+    monkeypatch.chdir(tmp_path)
+    assert check_roots(["a://b"], {}, prune=False).usable == [str(tmp_path / "a:" / "b")]
+
+
 def test_content_is_the_bytes_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 3_000_000)
     (tmp_path / "b").write_bytes(b"x" * 3_000_000)

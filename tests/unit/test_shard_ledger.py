@@ -7,12 +7,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from gare.cluster import index_cluster
+from gare.cluster.index_cluster import Supervisor, WorkerKind, _Rest
+from gare.cluster.ray_link import Node
 from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import (
     MOST_ATTEMPTS,
     LostLeaseError,
     Run,
     ShardLedger,
+    choose_shard_size,
     cut_into_shards,
 )
 from gare.errors import LibraryError
@@ -57,6 +61,14 @@ def finish_all(ledger: ShardLedger, run: Run) -> list[int]:
         ledger.finish(run, shard, {"new": shard.num_files}, 1.0)
         numbers.append(shard.number)
     return numbers
+
+
+def test_a_small_run_has_work_for_every_machine_and_a_large_one_no_large_shards():
+    for num_files in (1, 50, 777, 100_000):
+        for num_machines in (0, 1, 3, 64):
+            size = choose_shard_size(num_files, num_machines)
+            assert 4 <= size <= 2_000
+            assert num_files / size >= min(num_machines, num_files // 4)
 
 
 def test_every_file_is_in_one_shard(ledger, run):
@@ -175,6 +187,38 @@ def test_stopping_gives_shards_back_and_costs_no_attempt(ledger, run):
     assert finish_all(ledger, run)[-1] == 3
 
 
+def test_a_run_that_is_stopped_comes_to_rest_even_where_a_worker_died(ledger, run, clock):
+    rest, shard = _Rest(clock), ledger.lease(run, "a", "node")
+    assert not rest.has_come(run, ledger.shards(run))
+    clock.now += 2 * LEASE_S
+    assert not rest.has_come(run, ledger.shards(run))
+    clock.now += 0.1
+    assert rest.has_come(run, ledger.shards(run))
+    ledger.give_back(run, shard)
+    assert _Rest(clock).has_come(run, ledger.shards(run))
+
+
+def test_a_machine_that_joins_with_another_version_gets_no_work_and_all_new_ones_are_asked_at_once(
+    ledger, monkeypatch
+):
+    asked = []
+
+    def unfit_nodes(nodes):
+        asked.append([node.name for node in nodes])
+        return {node.name: "gare 0.0.1" for node in nodes if node.name == "old"}
+
+    monkeypatch.setattr(index_cluster, "unfit_nodes", unfit_nodes)
+    monkeypatch.setattr(index_cluster, "find_actor", lambda name: None)
+    monkeypatch.setattr(Supervisor, "_look_on", lambda self: None)
+    first, old, second = (Node(f"id {name}", name, 1, 0, False) for name in ("first", "old", "second"))
+    supervisor = Supervisor("run", WorkerKind("library"))
+    for nodes in ([first, old], [first, old, second], [first, old, second]):
+        supervisor._refuse_unfit(nodes, ledger)
+    assert asked == [["first", "old"], ["second"]]
+    assert not supervisor._look_after(old)
+    assert "has gare 0.0.1, and the run needs gare" in ledger.troubles()["old"]
+
+
 def test_a_run_that_is_taken_up_counts_its_speed_from_then_on(ledger, run):
     first = ledger.lease(run, "a", "node")
     ledger.finish(run, first, {}, 1.0)
@@ -188,6 +232,28 @@ def test_a_run_that_is_taken_up_counts_its_speed_from_then_on(ledger, run):
     ledger.finish(again, second, {}, 1.0)
     rates = RunStatus.read(ledger).rates()
     assert rates["node"] == 0.0 < rates["other"]
+
+
+def test_the_line_says_what_is_waited_for_and_which_shard_stands_still(ledger, run):
+    started = RunStatus.read(ledger)
+    assert started.line() == "0 of 5 files, 0 of 3 shards, 0 failed, the machines start"
+    shard = ledger.beat(run, ledger.lease(run, "a", "node7"), path="/videos/evil.mp4", still_s=90.0)
+    assert "start" not in RunStatus.read(ledger).line()
+    assert RunStatus.read(ledger).stuck() == []
+    shard = ledger.beat(run, shard, still_s=180.5)
+    status = RunStatus.read(ledger)
+    assert status.stuck() == [shard]
+    assert f"shard {shard.number} on node7 stands still for 180 s at /videos/evil.mp4" in status.line()
+    assert status.to_json()["shards"][shard.number]["still_s"] == 180.5
+
+
+def test_a_run_that_is_stopped_while_it_is_planned_can_be_given_again(ledger):
+    run = ledger.begin(["/videos"], {})
+    assert ledger.set_state("stopping").state == "finished"
+    assert "planned" in RunStatus.read(ledger).run.message
+    with pytest.raises(LostLeaseError, match="another process has begun, stopped"):
+        ledger.start(run, [], [])
+    assert ledger.begin(["/videos"], {}).state == "planning"
 
 
 def test_one_run_at_a_time(ledger, run):

@@ -49,7 +49,7 @@ def index_by_ray(
             detach=detach,
             device=device,
         )
-    if report.interrupted and detach:
+    if report.interrupted and interrupted.is_set() and detach:
         place = library.home.uri
         _stderr.print(
             f"the cluster goes on. See how far it is: gare index --status --library {place}; stop it: gare "
@@ -92,12 +92,17 @@ def stop_run(place: str) -> None:
     from gare.library.store import open_store
 
     store = open_store(place)
-    run = ShardLedger(store.records()).set_state("stopping")
-    store.close()
+    ledger = ShardLedger(store.records())
+    run = ledger.run()
     if run is None or run.state == "finished":
-        typer.echo("no run is under way")
+        words = "no run is under way"
+    elif run.state == "planning":
+        words = "it was still planned; the command that plans it ends"
     else:
-        typer.echo("its workers commit what they have, then they end; the same 'gare index' goes on with it")
+        words = "its workers commit what they have, then they end; the same 'gare index' goes on with it"
+    ledger.set_state("stopping")
+    typer.echo(words)
+    store.close()
 
 
 def _read_status(place: str) -> RunStatus | None:

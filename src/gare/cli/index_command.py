@@ -201,9 +201,13 @@ def _find_library(dirs: list[str], library: str | None) -> str:
         return library
     if not dirs:
         raise typer.BadParameter("name a folder of videos, or a --library", param_hint="DIR")
+    from gare.data.object_storage import is_remote
+    from gare.library.index.object_files import normal_source
     from gare.library.library import LIBRARY_FOLDER
 
-    first = os.path.expanduser(dirs[0])
+    first = normal_source(dirs[0])
+    if is_remote(first):
+        raise typer.BadParameter(f"give one for the videos of {first}", param_hint="--library")
     if not os.path.exists(first):
         raise LibraryError(f"{first} does not exist; give a folder of videos, or a --library")
     return os.path.join(first if os.path.isdir(first) else os.path.dirname(first), LIBRARY_FOLDER)

@@ -73,7 +73,9 @@ def serve(
         str | None,
         typer.Option(help="Hold the cards of exact search on this Ray cluster: HOST:PORT, auto or local."),
     ] = None,
-    shards: Annotated[int, typer.Option(min=1, help="With --ray: in how many parts.")] = 2,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: in how many parts; default: 2.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Searches answered together; 1 switches that off.")] = 16,
     upload_mb: Annotated[
@@ -97,6 +99,8 @@ def serve(
         gare serve --library s3://bucket/videos --ray 10.0.0.5:6379 --shards 8
     """
     require("serve", "gare serve")
+    if shards is not None and ray is None:
+        raise typer.BadParameter("goes with --ray", param_hint="--shards")
     from gare.data.sandbox import probe_box
     from gare.library.library import Library, find_library
     from gare.serve.app import create_app
@@ -138,7 +142,7 @@ def serve(
         for repair in opened.store.repairs:
             _stderr.print(f"repaired: {repair}", style="yellow", markup=False)
         app = create_app(opened, options, model_name=model)
-        with _shards_on(ray, opened, shards):
+        with _shards_on(ray, opened, shards or 2):
             run(app, options, bound, lambda: _print_address(options, as_json))
     end_threads()
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from gare.cluster.ray_link import NAMESPACE, Node, alive_nodes, end_actor, find_actor, get, unfit_nodes
 from gare.cluster.run_status import RunStatus
-from gare.cluster.shard_ledger import FILES_PER_SHARD, LEASE_S, Run, ShardLedger, cut_into_shards
+from gare.cluster.shard_ledger import LEASE_S, Run, Shard, ShardLedger, choose_shard_size, cut_into_shards
 from gare.cluster.shard_worker import OUTAGE_S, ShardWorker, options_to_plain
-from gare.errors import ClusterError, GareError, LibraryError
+from gare.errors import ClusterError, GareError, LibraryError, SlowClusterError
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, note_source, plan_folders
 from gare.library.library import Library
@@ -55,7 +55,7 @@ def index_on_cluster(
     is_interrupted: Callable[[], bool] = lambda: False,
     detach: bool = False,
     device: str = "auto",
-    files_per_shard: int = FILES_PER_SHARD,
+    files_per_shard: int | None = None,
     lease_s: float = LEASE_S,
     worker_type: Callable[..., ShardWorker] = ShardWorker,
 ) -> IndexReport:
@@ -69,7 +69,7 @@ def index_on_cluster(
         is_interrupted: asked about once a second; when it says so, the run is stopped, and the report says
             `interrupted`.
         detach: when interrupted, leave the run to the cluster instead.
-        files_per_shard: what a worker leases at once.
+        files_per_shard: what a worker leases at once; default: a few shards for each machine.
         lease_s: a worker that has been silent for so long has lost its shard.
 
     Raises:
@@ -115,7 +115,7 @@ def _plan(
     ledger: ShardLedger,
     sources: Sequence[str],
     options: IndexOptions,
-    files_per_shard: int,
+    files_per_shard: int | None,
     lease_s: float,
 ) -> Run:
     run = ledger.begin(sources, options_to_plain(options), lease_s=lease_s)
@@ -128,6 +128,9 @@ def _plan(
             ledger.set_state("finished", f"it could not be planned: {error}")
         raise
     plan = planned.plan
+    if files_per_shard is None:
+        num_machines = sum(node.num_cpus > 0 for node in alive_nodes())
+        files_per_shard = choose_shard_size(len(plan.new) + len(plan.changed), num_machines)
     started = ledger.start(
         run,
         cut_into_shards(plan.new, plan.changed, files_per_shard=files_per_shard),
@@ -169,12 +172,10 @@ def _watch(
 ) -> RunStatus:
     """Look on until the run is over. Storage that is away for a while is the workers' trouble, not ours."""
     seen = well = time.monotonic()
+    rest = _Rest()
     while True:
         try:
-            trouble = _ask_supervisor(run, kind)
-            well = time.monotonic() if not trouble else well
-            if time.monotonic() - well > max(_TROUBLE_S, run.lease_s):
-                raise ClusterError(f"the cluster cannot work on this library: {trouble}")
+            trouble, patience_s = _ask_supervisor(run, kind)
             if is_interrupted() and not detach:
                 ledger.set_state("stopping")
             status = RunStatus.read(ledger)
@@ -190,17 +191,38 @@ def _watch(
         on_status(status)
         if status.run.message:
             raise ClusterError(status.run.message)
-        if status.run.state == "finished" or (is_interrupted() and (detach or not status.num_leased)):
+        if status.run.state == "finished" or (is_interrupted() and detach):
             return status
+        if status.run.state == "stopping" and rest.has_come(status.run, status.shards):
+            return status
+        well = well if trouble else time.monotonic()
+        if time.monotonic() - well > max(patience_s, run.lease_s):
+            raise ClusterError(f"the cluster cannot work on this library: {trouble}")
         time.sleep(_LOOK_S)
+
+
+class _Rest:
+    """Tells when a run that was stopped, by whomever, has come to rest."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stopped: float | None = None
+
+    def has_come(self, run: Run, shards: Iterable[Shard]) -> bool:
+        """Whether the workers of a run that is stopped have given back their shards, or are silent."""
+        self._stopped = self._clock() if self._stopped is None else self._stopped
+        is_worked_on = any(shard.state == "leased" for shard in shards)
+        return not is_worked_on or self._clock() - self._stopped > 2 * run.lease_s
 
 
 # --- on the cluster -----------------------------------------------------------------------------------------
 
 
-def _ask_supervisor(run: Run, kind: WorkerKind) -> str:
-    """What keeps the supervisor of a run from working, if anything. One that is not there is started; Ray
-    starts it again when its machine dies."""
+def _ask_supervisor(run: Run, kind: WorkerKind) -> tuple[str, float]:
+    """What keeps the supervisor of a run from working, if anything, and how many seconds that may last.
+
+    One that is not there is started; Ray starts it again when its machine dies.
+    """
     import ray
 
     name = _supervisor_name(run)
@@ -209,11 +231,14 @@ def _ask_supervisor(run: Run, kind: WorkerKind) -> str:
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Supervisor)
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
         actor.options(**options).remote(run.run_id, kind)
-        return "its supervisor does not start"  # unless the next look finds it
+        return "its supervisor does not start", _TROUBLE_S  # unless the next look finds it
     try:
-        return str(get(supervisor.trouble.remote(), "a word of the supervisor", seconds=_ANSWER_S))
+        word = get(supervisor.trouble.remote(), "a word of the supervisor", seconds=_ANSWER_S)
+        return str(word), _TROUBLE_S
+    except SlowClusterError as error:  # on a busy machine it takes minutes to start
+        return str(error), OUTAGE_S
     except ClusterError as error:  # it is just being started again, or has ended with the run
-        return str(error)
+        return str(error), _TROUBLE_S
 
 
 def _supervisor_name(run: Run) -> str:
@@ -236,7 +261,7 @@ class Supervisor:
 
     def _look_on(self) -> None:
         ledger: ShardLedger | None = None
-        stopped: float | None = None
+        rest = _Rest()
         while True:
             try:
                 ledger = ledger or ShardLedger(open_store(self._kind.library).records())
@@ -244,12 +269,13 @@ class Supervisor:
                 if run is None or run.run_id != self._run_id or run.state == "finished":
                     break
                 if run.state == "stopping":
-                    stopped = stopped or time.monotonic()
-                    leased = any(shard.state == "leased" for shard in ledger.shards(run))
-                    if not leased or time.monotonic() - stopped > 2 * run.lease_s:
+                    if rest.has_come(run, ledger.shards(run)):
                         break
-                elif not any([self._look_after(node, ledger) for node in alive_nodes()]):
-                    self._give_up(ledger)
+                else:
+                    nodes = [node for node in alive_nodes() if node.num_cpus]
+                    self._refuse_unfit(nodes, ledger)
+                    if not any([self._look_after(node) for node in nodes]):
+                        self._give_up(ledger)
                 self._trouble = ""
             except Exception as error:  # storage or a machine that is away; the next look is soon
                 self._trouble = f"{type(error).__name__}: {error}"
@@ -259,23 +285,27 @@ class Supervisor:
                 end_actor(worker)
         _end_myself()
 
-    def _look_after(self, node: Node, ledger: ShardLedger) -> bool:
+    def _refuse_unfit(self, nodes: Sequence[Node], ledger: ShardLedger) -> None:
+        """Give no work to machines that have another version. All that are new are asked at once."""
+        new = [node for node in nodes if node.node_id not in self._starts]
+        unfit = unfit_nodes(new) if new else {}
+        for node in new:
+            self._starts[node.node_id] = _MOST_STARTS if node.name in unfit else 0
+            if node.name in unfit:
+                needed = f"has {unfit[node.name]}, and the run needs gare {__version__}"
+                ledger.note_trouble(node.name, needed)
+
+    def _look_after(self, node: Node) -> bool:
         """Start the worker of a machine where it is not there; whether the machine can work at all."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         name = self._worker_name(node.node_id)
-        if not node.num_cpus:
-            return False
-        if self._starts.get(node.node_id) and find_actor(name) is not None:
+        if self._starts[node.node_id] and find_actor(name) is not None:
             return True
-        if self._starts.get(node.node_id, 0) >= _MOST_STARTS:
+        if self._starts[node.node_id] >= _MOST_STARTS:
             return False
-        if node.node_id not in self._starts and (unfit := unfit_nodes([node])):
-            self._starts[node.node_id] = _MOST_STARTS
-            ledger.note_trouble(node.name, f"has {unfit[node.name]}, and the run needs gare {__version__}")
-            return False
-        self._starts[node.node_id] = self._starts.get(node.node_id, 0) + 1
+        self._starts[node.node_id] += 1
         actor = ray.remote(num_cpus=node.num_cpus, num_gpus=min(node.num_gpus, 1), max_restarts=0)(
             WorkerActor
         )

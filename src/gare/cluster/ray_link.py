@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gare.errors import ClusterError
+from gare.errors import ClusterError, SlowClusterError
 from gare.extras import require
 from gare.version import __version__
 
@@ -175,11 +175,18 @@ def unfit_nodes(nodes: Sequence[Node]) -> dict[str, str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def find_version() -> str:  # sent as it is: that machine may have no module of ours
+        import importlib.util
+        import pathlib
+        import runpy
+
+        found = importlib.util.find_spec("gare")  # importing it would take seconds on every machine
+        if found is None or not found.origin:
+            return "no gare"
         try:
-            from gare.version import __version__ as found
-        except ImportError as error:
-            return f"no gare ({error})"
-        return f"gare {found}"
+            version = runpy.run_path(str(pathlib.Path(found.origin).with_name("version.py")))["__version__"]
+        except (OSError, KeyError):
+            return "another gare"
+        return f"gare {version}"
 
     task = ray.remote(num_cpus=0, max_retries=0)(find_version)
     asked = {
@@ -203,7 +210,8 @@ def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:
         what: what was asked for, as a message calls it: "the state of shard 12".
 
     Raises:
-        ClusterError: it did not come in time, or who was asked is dead.
+        SlowClusterError: it did not come in time.
+        ClusterError: who was asked is dead.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, WorkerCrashedError
@@ -211,7 +219,8 @@ def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:
     try:
         return ray.get(answers, timeout=seconds)
     except GetTimeoutError:
-        raise ClusterError(f"{what} did not come within {seconds:g} s; is the cluster overloaded?") from None
+        message = f"{what} did not come within {seconds:g} s; is the cluster overloaded?"
+        raise SlowClusterError(message) from None
     except (RayActorError, WorkerCrashedError) as error:
         raise ClusterError(f"{what} did not come: {_first_line(error)}") from error
     except RayTaskError as error:

@@ -76,6 +76,8 @@ class RunStatus:
             f"{over:,} of {len(parts):,} shards",
             f"{self.num_failed:,} failed",
         ]
+        if self.run.state == "running" and not over and not self.num_leased:
+            words.append("the machines start")
         if self.run.state == "running" and rate > 0:
             minutes = (self.run.num_files - self.num_done) / rate / 60
             nodes = ", ".join(f"{node} {speed:.1f}" for node, speed in self.rates().items())

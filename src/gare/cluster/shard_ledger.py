@@ -11,6 +11,7 @@ saves work that would be done twice.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 import uuid
@@ -24,7 +25,9 @@ from gare.errors import LibraryError
 from gare.library.index.scan import FoundFile
 from gare.library.store.shared_records import Records
 
-FILES_PER_SHARD = 2_000
+MOST_FILES, FEWEST_FILES = 2_000, 4
+"""Of a shard. A small run is cut finer, so that all machines have work."""
+_SHARDS_PER_MACHINE = 4
 LEASE_S = 60.0
 MOST_ATTEMPTS = 5
 """A shard that so many workers have lost is given up, and named."""
@@ -172,10 +175,13 @@ class ShardLedger:
         return started
 
     def set_state(self, state: RunState, message: str = "") -> Run | None:
-        """Stop, go on or end the run; the run as it is then. One that is finished stays so."""
+        """Stop, go on or end the run; the run as it is then. One that is finished stays so, and one that is
+        still planned has nothing to go on with: to stop it is to end it."""
         run = self.run()
         if run is None or run.state in ("finished", state):
             return run
+        if run.state == "planning" and state == "stopping":
+            state, message = "finished", message or "it was stopped while it was planned"
         changed = replace(run, state=state, message=message)
         self._change(run, changed)
         return changed
@@ -280,10 +286,17 @@ class ShardLedger:
         )
         self._swap(run, shard, done)
 
-    def give_back(self, run: Run, shard: Shard, error: str = "") -> None:
-        """Let another worker have a shard, because of an error or because the run was stopped."""
+    def give_back(self, run: Run, shard: Shard, error: str = "", *, done: int = 0) -> None:
+        """Let another worker have a shard, because of an error or because the run was stopped.
+
+        Args:
+            done: files that are done by now; where there are any, the next worker asks the library which.
+        """
         attempt = shard.attempt if error else shard.attempt - 1
-        self._swap(run, shard, replace(shard, state="waiting", owner="", attempt=attempt, error=error))
+        left = replace(
+            shard, state="waiting", owner="", attempt=attempt, done=max(done, shard.done), error=error
+        )
+        self._swap(run, shard, left)
 
     def _swap(self, run: Run, old: Shard, new: Shard) -> None:
         if not self._records.swap(_shard_key(run, old.number), _text(asdict(old)), _text(asdict(new))):
@@ -319,8 +332,18 @@ def count_done(shards: Iterable[Shard]) -> dict[str, int]:
     return dict(done)
 
 
+def choose_shard_size(num_files: int, num_machines: int) -> int:
+    """How many files a shard has: so many that each machine gets a few shards.
+
+    >>> [choose_shard_size(num_files, 3) for num_files in (10, 600, 1_000_000)]
+    [4, 50, 2000]
+    """
+    wanted = math.ceil(num_files / (_SHARDS_PER_MACHINE * max(num_machines, 1)))
+    return min(max(wanted, FEWEST_FILES), MOST_FILES)
+
+
 def cut_into_shards(
-    new: Sequence[FoundFile], changed: Sequence[FoundFile], *, files_per_shard: int = FILES_PER_SHARD
+    new: Sequence[FoundFile], changed: Sequence[FoundFile], *, files_per_shard: int = MOST_FILES
 ) -> list[ShardFiles]:
     """The files of a plan in shards, in the order of their names: what lies together is read together."""
     changed_paths = {file.path for file in changed}

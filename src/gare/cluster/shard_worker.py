@@ -105,7 +105,7 @@ class ShardWorker:
         if heart.is_lost:
             return  # who has it now finds what was committed
         if report.interrupted:
-            self._ledger.give_back(run, shard)
+            self._ledger.give_back(run, shard, done=heart.num_done)
             return
         self._ledger.finish(run, shard, report.to_json(), time.monotonic() - started)
         if self._is_last(run, shard):
@@ -118,7 +118,7 @@ class ShardWorker:
         store = self._library.store
         gone, _ = self._ledger.end(run)
         plan, report = Plan(list(files.new), list(files.changed)), IndexReport()
-        if shard.attempt > 1:
+        if shard.attempt > 1 or shard.done:
             plan, report = without_done(files, store, run.segmentation, again=options.retry_failed)
         plan.gone = gone
         heart.begin(len(files.new) + len(files.changed) - plan.num_to_do)
@@ -185,6 +185,11 @@ class _Heart:
     def is_lost(self) -> bool:
         """Whether the shard may be somebody else's by now."""
         return self._lost.is_set()
+
+    @property
+    def num_done(self) -> int:
+        """Files of the shard that are done, by whoever."""
+        return self._done
 
     def is_over(self) -> bool:
         """Whether to leave off: the run was stopped, or the shard is lost."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from gare.data.containers import VIDEO_SUFFIXES
 from gare.data.object_storage import is_remote, list_objects, open_storage
@@ -40,13 +41,23 @@ class Unreachable(OSError):
 def normal_source(source: str) -> str:
     """A source as the ledger knows it: the address of a prefix without its last slash, or an absolute path.
 
-    >>> normal_source("s3://bucket/videos/"), normal_source("file:///mnt/videos")
-    ('s3://bucket/videos', '/mnt/videos')
+    >>> normal_source("s3://bucket/videos/"), normal_source("file:///mnt/my%20videos")
+    ('s3://bucket/videos', '/mnt/my videos')
+
+    Raises:
+        LibraryError: it is an address of another kind.
     """
+    scheme, is_address, rest = source.partition("://")
     if is_remote(source):
-        scheme, _, rest = source.partition("://")
         return f"{scheme}://{rest.strip('/')}"
-    return os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+    if scheme == "file" and is_address:
+        host, slash, path = unquote(rest).partition("/")
+        if host not in ("", "localhost"):
+            raise LibraryError(f"{source} is on another machine, {host}; a folder of this one is file:///…")
+        source = f"{slash}{path}"
+    elif is_address and not os.path.exists(source):
+        raise LibraryError(f"{source} cannot be read; give a folder, a video, file:///…, s3://… or gs://…")
+    return os.path.abspath(os.path.expanduser(source))
 
 
 def has_objects(root: str) -> bool:

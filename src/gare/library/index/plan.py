@@ -88,7 +88,7 @@ def check_roots(roots: Sequence[str], ledger: Mapping[str, Known], *, prune: boo
         num_known = sum(is_below(path, root) for path in ledger)
         exists = has_objects(root) if is_remote(root) else os.path.lexists(root)
         if not exists and not num_known:
-            raise LibraryError(f"{root} does not exist; give a folder of videos, or a video")
+            raise LibraryError(_explain_missing(root))
         if prune or not num_known or (exists and not _is_empty_folder(root)):
             usable.append(root)
         else:
@@ -97,6 +97,15 @@ def check_roots(roots: Sequence[str], ledger: Mapping[str, Known], *, prune: boo
                 "files. Is the disk mounted? If you deleted them, pass --prune"
             )
     return Roots(usable, skipped)
+
+
+def _explain_missing(root: str) -> str:
+    if is_remote(root):
+        return (
+            f"there is nothing at {root}; check the bucket and the prefix, and AWS_ENDPOINT_URL where the "
+            "service is not Amazon's"
+        )
+    return f"{root} does not exist; give a folder of videos, or a video"
 
 
 def make_plan(
