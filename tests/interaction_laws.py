@@ -322,6 +322,36 @@ def no_score_leaves_its_bounds(scene: Scene) -> None:
                 _is_between(interaction.key_bounds(asked, cards[:1], keys[:1]), scores_TV[:, :1])
 
 
+def no_score_leaves_its_bounds_at_the_edges(scene: Scene) -> None:
+    """Weights × 1000, texts of no length or hardly any, frames that are equal, opposite, zero or denormal."""
+    interaction = copy.deepcopy(scene.interaction)
+    first_V1D, num_frames = scene.video.frames_VFD[:, :1], scene.video.frames_VFD.shape[1]
+    sign_F1 = 1.0 - 2.0 * (torch.arange(num_frames) % 2)[:, None]
+    frames_VFD = (
+        first_V1D.expand_as(scene.video.frames_VFD),
+        first_V1D * sign_F1,
+        torch.zeros_like(scene.video.frames_VFD),
+        1e-41 * scene.video.frames_VFD,
+        scene.video.frames_VFD,
+    )[scene.number(5)]
+    video = VideoFeatures(frames_VFD, scene.video.mask_VF)
+    length = (0.0, 1e-40, 5e-9, 1e-7, 1.0, 1e3)[scene.number(6, salt=1)]
+    text = scene.text.text_TD.clone()
+    text[-1] = video.mean()[0]  # a gap of no length, or nearly so
+    asked = TextFeatures((length * text).float(), scene.text.words_TWD.float(), scene.text.mask_TW)
+    with torch.no_grad():
+        for parameter in interaction.parameters():
+            parameter *= (1000, 1, 0)[scene.number(3, salt=2)]
+        cards = interaction.bound_cards(video, torch.float16)
+        if cards is None:
+            return
+        scores_TV = interaction.score_pairs(asked.to(torch.float64), video).scores_TV
+        _is_between(interaction.bounds(asked, cards), scores_TV)
+        keys = interaction.key_cards(video, cards, torch.int16)
+        if keys is not None:
+            _is_between(interaction.key_bounds(asked, cards, keys), scores_TV)
+
+
 def _is_between(bounds: ScoreBounds, scores_TV: Tensor) -> None:
     assert (bounds.lower_TV <= scores_TV).all()
     assert (scores_TV <= bounds.upper_TV).all()
@@ -344,4 +374,5 @@ LAWS: list[Callable[[Scene], None]] = [
     without_increments_it_is_a_plain_interaction,
     it_costs_something,
     no_score_leaves_its_bounds,
+    no_score_leaves_its_bounds_at_the_edges,
 ]

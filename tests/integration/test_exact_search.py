@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gare
+from gare.bench.synthetic_library import make_library
 from gare.errors import QueryError
 from gare.library.library import model_stamp
 from gare.library.search import key_table, proven_search
@@ -161,6 +162,7 @@ def test_the_proof_spares_scores(library: gare.Library) -> None:
         {"top": 50},
         {"top": 1000},
         {"min_score": 0.2},
+        {"explain": True},
         {"like": True},
     ],
     ids=str,
@@ -173,6 +175,24 @@ def test_with_every_option_it_is_as_exhaustive(options: dict, library: gare.Libr
     exact = library.search(query, exact=True, **options)
     assert exact == library.search(query, exhaustive=True, **options)
     assert exact.certificate is not None
+
+
+def parts(hit: gare.SearchHit) -> list[tuple[str, float, float]]:
+    """A hit and its other moments: where they begin and end."""
+    return [(moment.id, moment.start, moment.end) for moment in (hit, *hit.others)]
+
+
+@pytest.mark.parametrize("by", ["file", "moment"])
+def test_moments_of_films_are_those_of_exhaustive_scoring(by: str, tmp_path: Path) -> None:
+    """Where they begin and end, and which others a file has, follows from more than the hits."""
+    make_library(tmp_path / "films", model := make_model(3.0, context="words"), 60, str, hours=1)
+    with gare.Library.open(tmp_path / "films", model=model) as films:
+        for query in QUERIES:
+            exact = films.search(query, top=8, by=by, exact=True)
+            scored = films.search(query, top=8, by=by, exhaustive=True)
+            assert exact.certificate is not None
+            assert [hit.score for hit in exact] == pytest.approx([hit.score for hit in scored], abs=1e-12)
+            assert list(map(parts, exact)) == list(map(parts, scored))
 
 
 def test_items_come_and_go(library: gare.Library) -> None:

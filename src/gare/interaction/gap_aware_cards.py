@@ -28,8 +28,8 @@ class OwnFrames:
 
     key_mean_VA: Tensor
     atom_frames_VAF: Tensor
-    scaled_VF: Tensor
-    fixed_VF: Tensor
+    linear_VKF: Tensor
+    """Products of `scaled` and `fixed` with the frames."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,46 @@ class IncrementCard:
     """Step 2: keys carried back through the query projection and LN1's scale, centred, over sqrt(D / H)."""
     key_bias_OA: Tensor
     mask_OC: Tensor
-    gram2_OAA: Tensor
-    """Step 3: the variance LN2 divides by, as a quadratic form in the attention weights."""
-    gram3_OAA: Tensor
-    """Step 4: the same for LN3, with a linear and a constant part."""
-    linear3_OA: Tensor
+    grams_OKA: Tensor
+    """The three quadratic forms in the attention weights (below), so that one product takes them all."""
+    linear_OKA: Tensor
+    """The three linear ones."""
     constant3: Tensor
     atom_OAD: Tensor
     """Step 5: Delta = Σ_a y_a atom_a + scaled / s3 + fixed."""
     scaled_D: Tensor
     fixed_D: Tensor
-    gram_OAA: Tensor
-    atom_scaled_OA: Tensor
-    atom_fixed_OA: Tensor
     num_heads: int
     eps: float
     own: OwnFrames | None = None
     """Products with the owner's own frames; None when the owners are texts, which have none."""
+
+    @property
+    def gram2_OAA(self) -> Tensor:
+        """Step 3: the variance LN2 divides by, as a quadratic form in the attention weights."""
+        return self.grams_OKA.chunk(3, dim=1)[0]
+
+    @property
+    def gram3_OAA(self) -> Tensor:
+        """Step 4: the same for LN3, with the linear part `linear3_OA` and a constant one."""
+        return self.grams_OKA.chunk(3, dim=1)[1]
+
+    @property
+    def gram_OAA(self) -> Tensor:
+        """Step 5: the products of the atoms."""
+        return self.grams_OKA.chunk(3, dim=1)[2]
+
+    @property
+    def linear3_OA(self) -> Tensor:
+        return self.linear_OKA[:, 0]
+
+    @property
+    def atom_scaled_OA(self) -> Tensor:
+        return self.linear_OKA[:, 1]
+
+    @property
+    def atom_fixed_OA(self) -> Tensor:
+        return self.linear_OKA[:, 2]
 
 
 @dataclass(frozen=True)
@@ -107,8 +130,7 @@ def frame_card(
     own = OwnFrames(
         key_mean_VA=(full_precision(card.key_OAD) @ pool.mean_VD[..., None]).squeeze(-1),
         atom_frames_VAF=full_precision(card.atom_OAD) @ frames_VFD.mT,
-        scaled_VF=frames_VFD @ card.scaled_D,
-        fixed_VF=frames_VFD @ card.fixed_D,
+        linear_VKF=torch.stack([frames_VFD @ card.scaled_D, frames_VFD @ card.fixed_D], dim=1),
     )
     return replace(card, own=own)
 
@@ -155,16 +177,21 @@ def increment_card(context_OCD: Tensor, mask_OC: Tensor, net: IncrementWeights) 
         key_OAD=centre(folded_OAD * net.norm1_weight).to(stored),
         key_bias_OA=key_bias_OAd.sum(dim=-1),
         mask_OC=mask_OC,
-        gram2_OAA=mixed_OAD @ mixed_OAD.mT / dim,
-        gram3_OAA=residual_OAD @ residual_OAD.mT / dim,
-        linear3_OA=2 * residual_OAD @ constant_D / dim,
+        grams_OKA=torch.cat(
+            [
+                mixed_OAD @ mixed_OAD.mT / dim,
+                residual_OAD @ residual_OAD.mT / dim,
+                atom_OAD @ atom_OAD.mT,
+            ],
+            dim=1,
+        ),
+        linear_OKA=torch.stack(
+            [2 * residual_OAD @ constant_D / dim, atom_OAD @ scaled_D, atom_OAD @ fixed_D], dim=1
+        ),
         constant3=constant_D @ constant_D / dim,
         atom_OAD=atom_OAD.to(stored),
         scaled_D=scaled_D,
         fixed_D=fixed_D,
-        gram_OAA=atom_OAD @ atom_OAD.mT,
-        atom_scaled_OA=atom_OAD @ scaled_D,
-        atom_fixed_OA=atom_OAD @ fixed_D,
         num_heads=num_heads,
         eps=net.eps,
     )

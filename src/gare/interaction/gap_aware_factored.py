@@ -149,19 +149,18 @@ def pair_products(
     text_sq_T = text_TD.square().sum(dim=-1)
 
     attention_OAP = _attention(text, owner, pool, rule)
-    # A row of scales over P for each owner; LN2 and LN3 divide by them (steps 3 and 4).
-    scale2_O1P = (_quadratic(owner.gram2_OAA, attention_OAP) + owner.eps).rsqrt()[:, None]
-    mixed_OAP = attention_OAP * scale2_O1P
-    variance3_OP = (
-        _quadratic(owner.gram3_OAA, mixed_OAP) + _linear(owner.linear3_OA, mixed_OAP) + owner.constant3
-    )
+    # In place, here and below: new memory of this size costs more than what is computed in it.
+    grams_O3AP = (owner.grams_OKA @ attention_OAP).unflatten(1, (3, -1)).mul_(attention_OAP[:, None])
+    square2_OP, square3_OP, square_OP = grams_O3AP.sum(dim=2).unbind(dim=1)
+    linear3_OP, atom_scaled_OP, atom_fixed_OP = (owner.linear_OKA @ attention_OAP).unbind(dim=1)
+    # LN2 and LN3 divide by these (steps 3 and 4), so that y_a = share · attention_a.
+    scale2_OP = (square2_OP + owner.eps).rsqrt()
+    variance3_OP = scale2_OP.square() * square3_OP + scale2_OP * linear3_OP + owner.constant3
     scale3_OP = (variance3_OP.clamp_min(0) + owner.eps).rsqrt()
-    y_OAP = mixed_OAP * scale3_OP[:, None]
+    share_OP = scale2_OP * scale3_OP
 
     increment_sq_OP = (
-        _quadratic(owner.gram_OAA, y_OAP)
-        + 2 * _linear(owner.atom_fixed_OA, y_OAP)
-        + 2 * scale3_OP * _linear(owner.atom_scaled_OA, y_OAP)
+        share_OP * (share_OP * square_OP + 2 * (atom_fixed_OP + scale3_OP * atom_scaled_OP))
         + scale3_OP.square() * (owner.scaled_D @ owner.scaled_D)
         + 2 * scale3_OP * (owner.scaled_D @ owner.fixed_D)
         + owner.fixed_D @ owner.fixed_D
@@ -169,17 +168,16 @@ def pair_products(
     text_scaled_T, text_fixed_T = text_TD @ owner.scaled_D, text_TD @ owner.fixed_D
 
     if owner.own is not None:  # the owners are videos: [O, P] is [V, T]
-        scaled_VT = _linear(owner.own.scaled_VF, weights_VFT)
-        fixed_VT = _linear(owner.own.fixed_VF, weights_VFT)
-        text_atoms_VT = (y_OAP * products(owner.atom_OAD, text.text_TD)).sum(dim=1)
-        pooled_atoms_VT = (y_OAP * (owner.own.atom_frames_VAF @ weights_VFT)).sum(dim=1)
+        text_atoms_VT = products(owner.atom_OAD, text.text_TD).mul_(attention_OAP).sum(dim=1)
+        pooled_atoms_VT = (owner.own.atom_frames_VAF @ weights_VFT).mul_(attention_OAP).sum(dim=1)
+        scaled_VT, fixed_VT = (owner.own.linear_VKF @ weights_VFT).unbind(dim=1)
         result = BlockProducts(
             text_sq=text_sq_T,
             pooled_sq=pooled_sq_VT,
             text_pooled=text_pooled_VT,
             increment_sq=increment_sq_OP,
-            text_increment=text_atoms_VT + scale3_OP * text_scaled_T + text_fixed_T,
-            pooled_increment=pooled_atoms_VT + scale3_OP * scaled_VT + fixed_VT,
+            text_increment=share_OP * text_atoms_VT + scale3_OP * text_scaled_T + text_fixed_T,
+            pooled_increment=share_OP * pooled_atoms_VT + scale3_OP * scaled_VT + fixed_VT,
         )
     else:  # the owners are texts: [O, P] is [T, V]
         atom_text_TA = (full_precision(owner.atom_OAD) @ text_TD[..., None]).squeeze(-1)
@@ -189,10 +187,12 @@ def pair_products(
             text_pooled=text_pooled_VT.mT,
             increment_sq=increment_sq_OP,
             text_increment=(
-                _linear(atom_text_TA, y_OAP) + scale3_OP * text_scaled_T[:, None] + text_fixed_T[:, None]
+                share_OP * (atom_text_TA[:, None] @ attention_OAP).squeeze(1)
+                + scale3_OP * text_scaled_T[:, None]
+                + text_fixed_T[:, None]
             ),
             pooled_increment=_pooled_increment_over_words(
-                owner, pool, pooling, weights_VFT, y_OAP, scale3_OP
+                owner, pool, pooling, weights_VFT, attention_OAP * share_OP[:, None], scale3_OP
             ),
         )
     return _rescale(result, text, pool, rule, owners_are_texts=owner.own is None)
@@ -230,23 +230,21 @@ def _attention(text: TextFeatures, owner: IncrementCard, pool: PoolCard, rule: P
     if rule.query == "text":
         scale_T = (text_variance_T + owner.eps).rsqrt()
         # Over words no video takes part, so one column serves all of them.
-        text_OAP = cross_OAP if owner.own is not None else own_OA[..., None].expand_as(cross_OAP)
-        logits_OAP = text_OAP * (scale_T if owner.own is not None else scale_T[:, None, None])
+        query_OAP = cross_OAP if owner.own is not None else own_OA[..., None].expand_as(cross_OAP)
+        scale_OP = scale_T if owner.own is not None else scale_T[:, None]
     else:
         mean_centred_VD = centre(pool.mean_VD)
         product_VT = mean_centred_VD @ text_centred_TD.mT * (2 / text_TD.shape[-1])
         variance_VT = mean_centred_VD.square().mean(dim=-1)[:, None] + text_variance_T - product_VT
         scale_VT = (variance_VT.clamp_min(0) + owner.eps).rsqrt()
-        scale_OP = scale_VT if owner.own is not None else scale_VT.mT
         towards_owner = (rule.gap_direction == "video_minus_text") == (owner.own is not None)
-        difference_OAP = own_OA[..., None] - cross_OAP
-        logits_OAP = (difference_OAP if towards_owner else -difference_OAP) * scale_OP[:, None]
+        query_OAP = own_OA[..., None] - cross_OAP
+        scale_OP = (scale_VT if owner.own is not None else scale_VT.mT) * (1 if towards_owner else -1)
 
-    logits_OAP = logits_OAP + owner.key_bias_OA[..., None]
-    logits_OHCP = logits_OAP.unflatten(1, (owner.num_heads, -1))
-    weights_OHCP: Tensor = logits_OHCP.masked_fill(~owner.mask_OC[:, None, :, None], float("-inf")).softmax(
-        dim=2
-    )
+    attended_OA = owner.mask_OC.repeat(1, owner.num_heads)
+    bias_OA = owner.key_bias_OA.masked_fill(~attended_OA, float("-inf"))
+    logits_OAP = torch.addcmul(bias_OA[..., None], query_OAP, scale_OP.unsqueeze(-2))
+    weights_OHCP: Tensor = logits_OAP.unflatten(1, (owner.num_heads, -1)).softmax(dim=2)
     return weights_OHCP.flatten(1, 2)
 
 
@@ -307,11 +305,3 @@ def _rescale(
         text_increment=pairs.text_increment * factor,
         pooled_increment=pairs.pooled_increment * factor,
     )
-
-
-def _quadratic(gram_OAA: Tensor, x_OAP: Tensor) -> Tensor:
-    return (x_OAP * (gram_OAA @ x_OAP)).sum(dim=1)
-
-
-def _linear(row_OA: Tensor, x_OAP: Tensor) -> Tensor:
-    return (row_OA[:, None] @ x_OAP).squeeze(1)

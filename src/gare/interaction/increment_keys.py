@@ -367,7 +367,7 @@ def _widest(gram_OAA: Tensor, mask_OC: Tensor, num_heads: int) -> Tensor:
     gram_OHCC = gram_OHCHC.diagonal(dim1=1, dim2=3).movedim(-1, 1)
     square_OHC = gram_OHCC.diagonal(dim1=2, dim2=3)
     apart_OHCC = square_OHC[..., None] + square_OHC[..., None, :] - 2 * gram_OHCC
-    rounding_OH11 = 1e-13 * square_OHC.amax(dim=-1)[..., None, None]
+    rounding_OH11 = 1e-12 * square_OHC.amax(dim=-1)[..., None, None]
     both_O1CC = (mask_OC[:, :, None] & mask_OC[:, None])[:, None]
     apart_OHCC = (apart_OHCC + rounding_OH11).clamp_min(0).masked_fill(~both_O1CC, 0)
     widest_OH: Tensor = apart_OHCC.amax(dim=(2, 3)).sqrt()

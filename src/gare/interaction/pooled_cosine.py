@@ -149,7 +149,7 @@ class PooledCosine(Interaction):
         """|pooled|² and text·pooled of each pair [V, T], and the weights [V, F, T] behind them."""
         frame_text_VFT = products(pool.frames_VFD, text_TD)
         weights_VFT = self.weights(frame_text_VFT, pool.mask_VF)
-        pooled_sq_VT = (weights_VFT * (pool.gram_VFF @ weights_VFT)).sum(dim=1)
+        pooled_sq_VT = (pool.gram_VFF @ weights_VFT).mul_(weights_VFT).sum(dim=1)
         return pooled_sq_VT, (weights_VFT * frame_text_VFT).sum(dim=1), weights_VFT
 
     def bound_cards(self, video: VideoFeatures, dtype: torch.dtype = torch.float32) -> BoundCards:
@@ -187,8 +187,8 @@ class PooledCosine(Interaction):
 
     def frame_weights(self, text: TextFeatures, video: VideoFeatures | ScoreCards) -> FrameWeights:
         self.check(text, video)
-        pool = self._pool_card(video)
-        weights_VFT = self.weights(products(pool.frames_VFD, text.text_TD), pool.mask_VF)
+        kept = self.without_padding(features_of(video))
+        weights_VFT = self.weights(products(kept.frames_VFD, text.text_TD), kept.mask_VF)
         return FrameWeights(weights_VFT.permute(2, 0, 1))
 
     @torch.no_grad()

@@ -219,6 +219,8 @@ def cosine_bounds(product: Interval, left_sq: Interval, right_sq: Interval, widt
         product: of the two centres.
         left_sq, right_sq: squares of their lengths.
         width: how wide the two balls are as angles from the origin, together; π where one holds the origin.
+
+    A vector without a direction to speak of leaves the score open: a cosine divides by no less than 1e-8.
     """
     least = [square.low.clamp_min(LEAST_LENGTH**2).sqrt() for square in (left_sq, right_sq)]
     most = [square.high.clamp_min(LEAST_LENGTH**2).sqrt() for square in (left_sq, right_sq)]
@@ -226,6 +228,8 @@ def cosine_bounds(product: Interval, left_sq: Interval, right_sq: Interval, widt
     # A positive product is largest over the shortest vectors, a negative one over the longest.
     high = torch.where(product.high >= 0, product.high / short, product.high / long)
     low = torch.where(product.low >= 0, product.low / long, product.low / short)
+    is_long = (left_sq.low > LEAST_LENGTH**2) & (right_sq.low > LEAST_LENGTH**2)
+    width = torch.where(is_long, width, torch.pi)
     least_angle = high.clamp(-1, 1).acos() - width
     most_angle = low.clamp(-1, 1).acos() + width
     # What is not a number, after numbers too large for a precision, is no bound.

@@ -42,8 +42,9 @@ class TextConditionedPooling(PooledCosine):
 
     def weights(self, logits_VFT: Tensor, mask_VF: Tensor) -> Tensor:
         padding_VF1 = ~mask_VF[..., None]
-        logits_VFT = logits_VFT / self.config.pooling_temperature
         if self.masks_padding:
-            return logits_VFT.masked_fill(padding_VF1, float("-inf")).softmax(dim=1)
+            outside_VF1 = logits_VFT.new_zeros(padding_VF1.shape).masked_fill(padding_VF1, float("-inf"))
+            scaled_VFT = torch.add(outside_VF1, logits_VFT, alpha=1 / self.config.pooling_temperature)
+            return scaled_VFT.softmax(dim=1)
         # The released code masks after the softmax: its weights do not sum to one on padded videos.
-        return logits_VFT.softmax(dim=1).masked_fill(padding_VF1, 0)
+        return (logits_VFT / self.config.pooling_temperature).softmax(dim=1).masked_fill(padding_VF1, 0)

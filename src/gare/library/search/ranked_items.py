@@ -125,15 +125,18 @@ class Ranking:
         alike = _Alike(self.video, request.reach) if request.unique and len(self) else None
         skipped = request.skipped
         liked = [span for item, span in zip(self.ids, self.spans, strict=True) if item in skipped]
+        reach, least = request.reach, request.min_score
         for place, (score, span) in enumerate(zip(self.scores, self.spans, strict=True)):
-            if request.min_score is not None and score < request.min_score:
+            if least is not None and score < least:
                 break
+            is_full, known = len(chosen) == reach, of_path.get(span.path)
+            if is_full and alike is None:  # what is left can only be a further moment of a file that is a hit
+                if request.by == "moment":
+                    break
+                if not known:
+                    continue
             if liked and any(_is_same(span, other, request.by) for other in liked):
                 continue
-            is_full = len(chosen) == request.reach
-            if is_full and not request.unique and request.by == "moment":
-                break
-            known = of_path.get(span.path)
             if known and any(
                 span.overlaps(self.spans[other]) for choice in known for other in choice.moments
             ):

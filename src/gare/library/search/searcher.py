@@ -283,14 +283,21 @@ class Searcher:
         return chosen[-1].place + 1
 
     def _score_proven(self, query: EncodedQuery, request: SearchRequest) -> Ranking:
-        """The best items, with the proof that no other belongs among them. Where moments of few files fill
-        them, more are looked for."""
-        depth = request.depth
+        """The best items, with the proof that no other belongs among them.
+
+        As many as exhaustive scoring keeps, where more than the hits matters: moments of few files fill the
+        list, a hit may have other moments, or ranks without increments are asked for.
+        """
+        depth, full = request.depth, _kept(request)
         while True:
             ranking = self._find_proven(query, request, depth)
-            if len(ranking) < depth or len(ranking.choose(request)) >= request.reach:
+            choices = ranking.choose(request)
+            is_enough = len(choices) >= request.reach and (
+                depth >= full or not _is_wide(request, ranking, choices)
+            )
+            if len(ranking) < depth or is_enough:
                 return ranking
-            depth *= 4
+            depth = full if depth < full else 4 * depth
 
     def _find_proven(self, query: EncodedQuery, request: SearchRequest, depth: int) -> Ranking:
         if not self.model.interaction.stage1_is_exact:
@@ -312,7 +319,7 @@ class Searcher:
 
         More than the hits are kept, and ordered by their scores in float64, as an exact search does.
         """
-        keep = max(4 * request.reach, DEFAULT_CANDIDATES)
+        keep = _kept(request)
         while True:
             best, num_items = self._best_of_all(query, request.filter, keep)
             if len(best) < keep or len(best.choose(request)) >= request.reach:
@@ -388,6 +395,17 @@ def _is_short(ranking: Ranking, request: SearchRequest) -> bool:
     """Whether more candidates could give more hits."""
     is_enough = request.min_score is not None and ranking.scores[-1] < request.min_score
     return not is_enough and len(ranking.choose(request)) < request.reach
+
+
+def _kept(request: SearchRequest) -> int:
+    """How many of the best items exhaustive scoring keeps."""
+    return max(4 * request.reach, DEFAULT_CANDIDATES)
+
+
+def _is_wide(request: SearchRequest, ranking: Ranking, choices: Sequence[Choice]) -> bool:
+    """Whether what is told of a hit depends on items that are no hits."""
+    spans = [ranking.spans[choice.place] for choice in choices]
+    return request.explain or any(span.is_dense or span.start > 0 for span in spans)
 
 
 def _ranks(names: Sequence[str]) -> dict[str, int]:
