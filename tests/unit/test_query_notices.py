@@ -176,6 +176,18 @@ def test_most_queries_about_other_subjects_are_noticed_too(pieces):
     assert len(noticed) >= 0.6 * len(queries)
 
 
+@pytest.mark.parametrize("text", ["Schmetterling", "kucing tidur", "papillon", "zwembad", "piscina"])
+def test_one_word_that_only_another_language_has_is_enough(text):
+    assert guess_language(text) is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["Mont Blanc", "a psa about smoking", "nero growth", "piccolo", "ballet plié"]
+)
+def test_names_and_borrowed_words_are_not(text):
+    assert guess_language(text) is None
+
+
 def test_what_was_named_was_named_right(pieces):
     wrong: Counter[str] = Counter()
     for language, queries in FOREIGN.items():

@@ -47,6 +47,7 @@ ALSO_ENGLISH = _words(
     para pas per peste petit petite pies pod pula puno regen rent rio roja rote rouge rower
     rue saute singen sol sole sonne sous strand strom sub sur são tao til tuli ulang una und une
     uno uns van verde ville voda wald
+    blanc kat meer mutter nero piccolo psa
     """
 )
 
@@ -76,6 +77,7 @@ WORDS = {
         geburtstag hochzeit fahrrad pferd vogel fisch feuer musik fußball rote roter rotes blaue blauer
         grüne grüner kleine kleiner große großer weiße schwarze spielen laufen tanzen kochen singen garten
         wiese kuchen kerzen regen urlaub weihnachten
+        autorennen bruder feuerwehr mutter regenbogen schmetterling schwester vater wasserfall
         """
     ),
     "es": _words(
@@ -87,6 +89,7 @@ WORDS = {
         caminando nadando conduce comiendo ciudad calle cielo puesta cumpleaños boda bicicleta caballo
         pájaro pez fuego música fútbol rojo roja azul verde blanco blanca negro pequeño grande jardín lluvia
         navidad guitarra mesa
+        bomberos concierto hermana hermano piscina
         """
     ),
     "fi": _words(
@@ -106,6 +109,7 @@ WORDS = {
         conduit rue ville ciel coucher soleil anniversaire mariage vélo cheval oiseau poisson feu musique
         rouge bleu bleue verte blanc blanche noir noire petit petite gâteau jardin pluie vacances noël
         guitare
+        frère papillon piscine pompiers
         """
     ),
     "hu": _words(
@@ -134,6 +138,7 @@ WORDS = {
         seduto seduta cammina nuota guida mangia città strada cielo tramonto sole compleanno matrimonio
         bicicletta cavallo uccello pesce fuoco musica calcio rosso rossa azzurro verde bianco bianca nero
         piccolo grande giardino pioggia natale chitarra
+        farfalla fratello piscina treno
         """
     ),
     "nl": _words(
@@ -144,6 +149,7 @@ WORDS = {
         kookt koken zit staat rijdt zwemt fietst keuken straat stad lucht zonsondergang verjaardag bruiloft
         fiets paard vogel vissen vuur muziek voetbal blauwe groene witte zwarte kleine grote tuin regen
         kerst gitaar
+        paarden taart trein vlinder zwembad
         """
     ),
     "pl": _words(
@@ -164,6 +170,7 @@ WORDS = {
         cozinha cozinhando sentado caminhando nadando dirigindo comendo cidade rua céu sol pôr aniversário
         casamento bicicleta cavalo pássaro peixe fogo música futebol vermelho vermelha azul verde branco
         branca preto pequeno jardim chuva natal violão
+        borboleta cavalos irmão piscina
         """
     ),
     "ro": _words(
@@ -247,6 +254,7 @@ BORROWED = _words(
     açai açaí brûlée café cafés cliché crème crêpe crêpes doppelgänger décor déjà entrée façade fiancé
     fiancée flambé jalapeño jalapeños matinée naïve piñata piñatas protégé purée puréed pâté risqué rosé
     résumé sauté sautéed sautéeing sautéing señor señora señorita smörgåsbord soufflé touché élite über
+    plié
     """
 )
 """English words that are written with accents."""

@@ -150,7 +150,8 @@ def _read_words(text: str, num_pieces: int) -> _Evidence:
         (strong if _is_sure(low) else weak).update(_vocabulary().get(low, ()))
         if _ELISION.match(low):
             weak.update(("fr", "it"))
-        is_english = low in ENGLISH or (low.endswith("ing") and len(low) > 4)
+        is_known = low in _vocabulary()
+        is_english = low in ENGLISH or (low.endswith("ing") and len(low) > 4 and not is_known)
         english += is_english
         surely_english += is_english and low not in SHARED_WITH_ENGLISH
         accents += word == low and _has_accent(low)
