@@ -82,11 +82,16 @@ def _save(manifest: Manifest, path: Path, kept: set[str], held_out: set[str], *,
         for row in manifest.rows
         if (row.split == "train" and row.video_id in kept) or (keep_val and row.split == "val")
     )
-    half = Manifest(replace(manifest.header, expected={}), rows)
-    root = os.path.relpath(half.header.root, path.parent)
-    protocol = f"{manifest.header.protocol}; {path.stem} of experiments/decisive.md".lstrip("; ")
-    header = replace(half.header, expected=half.counts, root=root, protocol=protocol)
-    replace(half, header=header).save(path)
+    save_part(manifest, path, rows, "decisive.md")
+
+
+def save_part(manifest: Manifest, path: Path, rows: Sequence[Row], protocol: str) -> None:
+    """Some rows of a manifest as one of its own, elsewhere, which names the protocol that chose them."""
+    part = Manifest(replace(manifest.header, expected={}), tuple(rows))
+    root = os.path.relpath(part.header.root, path.parent)
+    whole = f"{manifest.header.protocol}; {path.stem} of experiments/{protocol}".lstrip("; ")
+    header = replace(part.header, expected=part.counts, root=root, protocol=whole)
+    replace(part, header=header).save(path)
 
 
 # --- vectors -----------------------------------------------------------------------------------------------
@@ -279,11 +284,12 @@ def make_tasks(vectors: dict[str, Vectors]) -> dict[str, Task]:
     """A1, A2, A4 from pictures, B from videos."""
     pictures = vectors["pictures"].items(test=False), vectors["pictures"].items(test=True)
     videos = vectors["videos"].items(test=False), vectors["videos"].items(test=True)
-    tasks = {name: _make_task(name, shots, *pictures) for name, shots in SHOTS.items()}
-    return {**tasks, "B": _make_task("B", 1, *videos)}
+    tasks = {name: make_task(name, shots, *pictures) for name, shots in SHOTS.items()}
+    return {**tasks, "B": make_task("B", 1, *videos)}
 
 
-def _make_task(name: str, shots: int, train: Items, test: Items) -> Task:
+def make_task(name: str, shots: int, train: Items, test: Items) -> Task:
+    """Pseudo-videos of so many items; those of the test are fixed."""
     generator = torch.Generator().manual_seed(0)
     bank_B = torch.randperm(len(train.text_TD), generator=generator)[:BANK_TEXTS]
     bank = TextFeatures.from_vectors(train.text_TD[bank_B])

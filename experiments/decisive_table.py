@@ -148,8 +148,10 @@ def compare(results: Results, row: Cell, other: Cell, direction: str, other_dire
     return found
 
 
-def paired_resamples(change_SQ: Floats, group_Q: npt.NDArray[np.int64]) -> Floats:
+def paired_resamples(change_SQ: Floats, group_Q: npt.NDArray[np.int64], *, draw: int = 0) -> Floats:
     """Means of the change over queries when videos and seeds are drawn with replacement, [R].
+
+    Another `draw` of videos is for another set of them; the seeds are drawn as before.
 
     >>> float(paired_resamples(np.ones((2, 4)), np.array([0, 0, 1, 1])).std())
     0.0
@@ -159,7 +161,7 @@ def paired_resamples(change_SQ: Floats, group_Q: npt.NDArray[np.int64]) -> Float
         [np.bincount(group_Q, weights=change_Q, minlength=num_groups) for change_Q in change_SQ]
     )
     count_V = np.bincount(group_Q, minlength=num_groups)
-    video_RV, seed_RS = _draw(num_groups, 0), _draw(len(sum_SV), 1) / len(sum_SV)
+    video_RV, seed_RS = _draw(num_groups, 2 * draw), _draw(len(sum_SV), 1) / len(sum_SV)
     means: Floats = ((video_RV @ sum_SV.T) * seed_RS).sum(axis=1) / (video_RV @ count_V)
     return means
 
