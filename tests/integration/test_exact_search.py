@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -55,8 +56,6 @@ def fill(library: gare.Library, count: int = NUM_ITEMS, first: int = 0) -> None:
     means = rng.normal(size=(count, 1, stamp.dim))
     vectors = (means + 0.2 * rng.normal(size=(count, stamp.num_frames, stamp.dim))).astype("<f2")
     number = frames.schema.get_field_index("vectors")
-    import pyarrow as pa
-
     column = pa.array([row.tobytes() for row in vectors], pa.large_binary())
     video = gare.VideoFeatures(
         torch.from_numpy(vectors).float(), torch.ones(vectors.shape[:2], dtype=torch.bool)
@@ -364,6 +363,25 @@ def test_where_stage_1_is_the_score_a_scan_is_a_proof(tmp_path: Path) -> None:
         assert [hit.id for hit in hits] == [
             hit.id for hit in library.search("two cars", top=3, exhaustive=True)
         ]
+
+
+def test_scores_closer_than_float32_are_told_apart(tmp_path: Path) -> None:
+    with gare.Library.open(tmp_path / "library", model=make_model(name="mean")) as library:
+        stamp = model_stamp(library.model, "x")
+        items, frames = make_rows([f"/videos/{number}.mp4" for number in range(200)], seed=0, stamp=stamp)
+        rng = np.random.default_rng(0)
+        near_VE = rng.normal(size=stamp.stage1_dim) + 1e-7 * rng.normal(size=(200, stamp.stage1_dim))
+        near_VE = (near_VE / np.linalg.norm(near_VE, axis=1, keepdims=True)).astype(np.float32)
+        place = items.schema.get_field_index("vector")
+        column = pa.array(list(near_VE), items.schema.field(place).type)
+        library.store.upsert(items.set_column(place, items.schema.field(place), column), frames)
+        query_E = library.searcher.encoder.encode(SearchRequest(words="two cars")).stage1_E
+        scores_V = near_VE.astype(np.float64) @ query_E.astype(np.float64)
+        names = items.column("id").to_pylist()
+        expected = [names[row] for row in sorted(range(200), key=lambda row: (-scores_V[row], names[row]))]
+        for request in ({"exact": True}, {"exhaustive": True}):
+            found = [hit.id for hit in library.search("two cars", top=200, **request)]
+            assert found == expected
 
 
 def test_an_ordinary_search_says_when_everything_was_scored(library: gare.Library) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,8 @@ from gare.model.known_models import languages_of
 from gare.types import TextFeatures, VideoFeatures
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import numpy as np
+import pyarrow as pa
 
 _MOST_CANDIDATES = 4096  # where few files fill the candidates with their moments
 _OF_A_FILE = 8  # candidates of each further file then
@@ -348,13 +350,13 @@ class Searcher:
 
     def _scores(self, query: EncodedQuery, video: VideoFeatures, rows: pa.Table | pa.RecordBatch) -> Tensor:
         """The score of each item, [V]. Where the stage-1 vector gives it, that is the better source: it is
-        kept in float32, frames in float16."""
+        kept in float32, frames in float16. Its product is in float64, as that of every list with a proof."""
         if not self.model.interaction.stage1_is_exact:
             return self.scorer.score(query, video)
         vector = rows.column("vector")
         flat = (vector.combine_chunks() if hasattr(vector, "combine_chunks") else vector).flatten()
         vectors_VE = flat.to_numpy(zero_copy_only=False).reshape(len(video), -1)
-        return torch.from_numpy(vectors_VE @ query.stage1_E).to(self.model.device)
+        return torch.from_numpy(vectors_VE.astype(np.float64) @ query.stage1_E.astype(np.float64))
 
     def _videos(self, where: Filter | None) -> Iterator[tuple[ItemFrames, pa.Table | pa.RecordBatch]]:
         read: set[str] = set()
