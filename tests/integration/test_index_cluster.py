@@ -22,7 +22,7 @@ from clips import steady, write_video
 from cluster_scene import DRIVER, LEASE_S, NUM_VIDEOS, Scene, check_report
 from gare import GARE, GareConfig, Library
 from gare.cluster.index_cluster import Supervisor
-from gare.cluster.ray_link import connected
+from gare.cluster.ray_link import NAMESPACE, connected, end_actor, find_actor
 from gare.cluster.run_status import RunStatus
 from gare.errors import ClusterError
 from gare.library.index.object_files import SCRATCH_VARIABLE
@@ -75,6 +75,19 @@ def machines(seaweedfs: SeaweedFS, scratch: Path) -> Iterator[Machines]:
         with connected(machines.address, user="a test"):
             yield machines
         machines.cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def rested(machines: Machines) -> Iterator[None]:
+    """What a test leaves at work ends with it: a worker would wait ten minutes for a database that is gone,
+    and keep its machine from the next test."""
+    from ray.util import list_named_actors
+
+    yield
+    while left := [found["name"] for found in list_named_actors(True) if found["namespace"] == NAMESPACE]:
+        for name in sorted(left):  # supervisors before workers, which they would start again
+            if actor := find_actor(name):
+                end_actor(actor)
 
 
 @pytest.fixture
