@@ -38,7 +38,7 @@ from gare.interaction import (
     GapAwareConfig,
     ball_bounds_cuda,
     gap_aware_cuda,
-    kernel_calls,
+    kernel_calls_cuda,
     key_bounds_cuda,
     pair_scores_cuda,
     resident_table,
@@ -270,7 +270,7 @@ def choose(kernel: Any, shapes: list[Any]) -> None:
     """From now on a kernel has one of these shapes."""
     kernel.configs = shapes
     kernel.cache.clear()
-    kernel_calls._chosen.clear()
+    kernel_calls_cuda._chosen.clear()
 
 
 def shapes_ms(made: ResidentRun) -> dict[str, Any]:

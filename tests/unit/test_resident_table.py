@@ -20,7 +20,7 @@ from gare.interaction import (
     GapAwareConfig,
     ball_bounds_cuda,
     gap_aware_cuda,
-    kernel_calls,
+    kernel_calls_cuda,
     key_bounds_cuda,
     pair_scores_cuda,
     proven_pairs,
@@ -206,7 +206,7 @@ def test_kernels_get_their_arguments_in_order(monkeypatch):
         assert list(plain.arg_names)[len(tensors) + len(numbers) :] == names
         assert all(name.endswith("_ptr") for name in plain.arg_names[: len(tensors)])
         names_of[kernel] = names
-        kernel_calls.launch(kernel, num_programs, tensors, numbers, constants, **more)
+        kernel_calls_cuda.launch(kernel, num_programs, tensors, numbers, constants, **more)
 
     for module in (ball_bounds_cuda, key_bounds_cuda, pair_scores_cuda, gap_aware_cuda):
         monkeypatch.setattr(module, "launch", checked)

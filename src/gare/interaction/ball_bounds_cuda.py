@@ -25,7 +25,7 @@ from gare.interaction.cosine_bounds_cuda import (
     pool_radius_of,
     shapes_of,
 )
-from gare.interaction.kernel_calls import launch
+from gare.interaction.kernel_calls_cuda import launch
 from gare.interaction.resident_cards import NUM_ROWS, ROUND, ResidentCards, TextPlanes
 
 GROUP = 64

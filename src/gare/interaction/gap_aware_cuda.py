@@ -24,7 +24,7 @@ from torch import Tensor
 from gare.interaction.fused_cards import FEW_TEXTS, fuse
 from gare.interaction.gap_aware_cards import GapAwareCards
 from gare.interaction.interaction import SQUARE_FLOOR
-from gare.interaction.kernel_calls import launch
+from gare.interaction.kernel_calls_cuda import launch
 
 if TYPE_CHECKING:
     from gare.interaction.gap_aware import GapAwareConfig

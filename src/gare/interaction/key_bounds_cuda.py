@@ -26,7 +26,7 @@ from gare.interaction.cosine_bounds_cuda import (
     root_of,
     shapes_of,
 )
-from gare.interaction.kernel_calls import launch
+from gare.interaction.kernel_calls_cuda import launch
 from gare.interaction.resident_cards import (
     EXTRA_ROWS,
     FORM_ROUNDING,

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gare.interaction.interaction import cosine
-from gare.interaction.kernel_calls import launch
+from gare.interaction.kernel_calls_cuda import launch
 from gare.interaction.query_first import QueryFirst
 from gare.types import VideoFeatures
 

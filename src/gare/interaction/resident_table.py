@@ -9,7 +9,7 @@ that is gone is taken by the next. A search climbs a ladder (`docs/proof.md`):
 4. what is left then is scored in float64.
 
 The host waits for the device three times: for how many videos are left after each rung, and for the lists.
-What comes before the first of these is always the same, and launched at once (`kernel_calls.py`).
+What comes before the first of these is always the same, and launched at once (`kernel_calls_cuda.py`).
 The frames of what is scored are asked for by their rows: they may be on the GPU, in main memory or in a
 store.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gare.interaction.cosine_bounds_cuda import Rules
     from gare.interaction.gap_aware import GapAware
     from gare.interaction.gap_aware_bounds import GapAwareBounds
-    from gare.interaction.kernel_calls import Replayed
+    from gare.interaction.kernel_calls_cuda import Replayed
     from gare.interaction.pair_scores_cuda import PairScorer
 
 CHUNK = 2**20
@@ -178,7 +178,7 @@ class ResidentTable:
 
     @cached_property
     def _replayed(self) -> Replayed:
-        from gare.interaction.kernel_calls import Replayed
+        from gare.interaction.kernel_calls_cuda import Replayed
 
         return Replayed()
 

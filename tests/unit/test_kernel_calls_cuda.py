@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gare.interaction import kernel_calls
-from gare.interaction.kernel_calls import Replayed, launch
+from gare.interaction import kernel_calls_cuda
+from gare.interaction.kernel_calls_cuda import Replayed, launch
 
 
 class Kernel:
@@ -38,7 +38,7 @@ class Compiled(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_calls, "_compiled", {})
+    monkeypatch.setattr(kernel_calls_cuda, "_compiled", {})
 
 
 def test_it_is_compiled_again_where_triton_would():
