@@ -47,7 +47,7 @@ class ResidentTimes:
     search_ms: float
     """Texts to proven lists."""
     first_ms: float
-    """Of these, the first rung of all cards."""
+    """The part of `search_ms` that bounds all cards by the first rung."""
     bounds_ms: float
     """Not part of a search: the second rung of all cards."""
     read_ms: float

@@ -67,7 +67,7 @@ class SearchBenchmark:
     open_and_first_ms: float
     peak_memory_gb: float
     num_bytes: int = 0
-    """Of the library, where it is stored."""
+    """Bytes that the library takes where it is stored."""
     process_memory: int = 0
     """Bytes of memory before the library was opened."""
     search_memory: int = 0

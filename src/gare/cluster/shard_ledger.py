@@ -26,7 +26,7 @@ from gare.library.index.scan import FoundFile
 from gare.library.store.shared_records import Records
 
 MOST_FILES, FEWEST_FILES = 2_000, 4
-"""Of a shard. A small run is cut finer, so that all machines have work."""
+"""Files that a shard has at most and at least: a small run is cut finer, so that all machines have work."""
 _SHARDS_PER_MACHINE = 4
 LEASE_S = 60.0
 MOST_ATTEMPTS = 5

@@ -46,7 +46,7 @@ def backward(
 def packed_backward(
     gradient_NPHE: Tensor, packed_NP3HE: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value side by side: their gradients, the sum of these, and the attended values again.
+    """Gradients of query, key and value side by side, the sum of these, and the attended values again.
 
     Nobody has to keep the attended values, and the bias of query, key and value costs no pass of its own.
     """
@@ -74,7 +74,7 @@ def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _strides(tensors: tuple[Tensor, ...]) -> list[int]:
-    """Of pictures, heads and places."""
+    """Strides over pictures, heads and places of each tensor."""
     return [stride for tensor in tensors for stride in tensor.stride()[:-1]]
 
 

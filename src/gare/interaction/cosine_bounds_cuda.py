@@ -25,7 +25,7 @@ class Rules:
     corrects_text: bool
     sign: int
     temperature: float | None
-    """Of the text-conditioned pooling; None for the mean of the frames."""
+    """The temperature of text-conditioned pooling; None where frames are averaged."""
 
     @property
     def inverse_temperature(self) -> float:

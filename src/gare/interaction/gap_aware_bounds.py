@@ -202,7 +202,7 @@ class GapAwareBounds:
 
     @property
     def sign(self) -> int:
-        """Of the gap: video minus text, or text minus video."""
+        """The sign of the gap: 1 for video minus text, −1 for text minus video."""
         return 1 if self.config.gap_direction == "video_minus_text" else -1
 
     def _normalised(

@@ -55,7 +55,7 @@ _PAGE = 24
 _RECENT = 12
 _SHOWN_FAILURES = 200
 FILM_PARTS = 200
-"""Of the line of heat under the player."""
+"""How many parts the line of heat under the player has."""
 _LEAST_SPREAD = 0.02  # of cosines: a film that matches equally everywhere is not hot anywhere
 _WEEKS_S = 30 * 24 * 3600
 HINTS = {

@@ -39,7 +39,7 @@ MAX_STILL = 500
 last for weeks is made of these."""
 THUMBNAIL_SIDE = 320
 FRAME_SIDE = 256
-"""Of the picture of a frame: a card shows the one that matches."""
+"""Pixels of the longer side of a frame's picture: a card shows the frame that matches."""
 STRIP_FRAME_WIDTH = 96
 _THUMBNAIL_QUALITY, _FRAME_QUALITY, _STRIP_QUALITY = 80, 70, 70
 _GRID_S = 1.0 - 1e-3

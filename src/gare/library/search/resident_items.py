@@ -43,7 +43,7 @@ class HeldItems:
     """Which items there were at some time, and the row of each in the table."""
 
     version: int | None
-    """Of the store; None where it has none."""
+    """The version of the store that was listed; None where a store has no versions."""
     ids: list[str]
     keys: list[str]
     row_of: Mapping[str, int]
