@@ -8,7 +8,8 @@ current one. Stopped or killed at any moment, the same call goes on where it was
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -50,8 +51,43 @@ def encode_again(
             Or somebody forgot the new vectors meanwhile.
     """
     name = sets.begin(stamp)
+    with _explained_if_forgotten(sets, name, stamp):
+        target = sets.open(name)
+        split = str(choose_segmentation(options, source, model))
+        options = replace(options, split=split, exclude=(), hidden=True, tags=(), settle_seconds=0.0)
+        total = IndexReport()
+        seen: dict[str, Known] = {}
+        for _ in range(_MOST_ROUNDS):  # what came in while we worked is done in the next round
+            source = sets.open(sets.current_name())  # somebody may change the model to a third one meanwhile
+            known = read_ledger(source)
+            if seen and known.items() <= seen.items():
+                break
+            report = index_folders(
+                target,
+                model,
+                _roots(folders, known),
+                options=options,
+                on_progress=on_progress,
+                skip=[sets.home.uri],
+                only=known,
+            )
+            _add(total, report)
+            if report.interrupted:
+                return total
+            _check_all_there(report, known, read_ledger(target), prune=options.prune)
+            seen = known
+        if total.did_something:
+            target.maintain()  # before anybody searches it
+        change_to(sets, source, name)
+        total.changed_to = stamp.name
+        return total
+
+
+@contextmanager
+def _explained_if_forgotten(sets: VectorSets, name: str, stamp: ModelStamp) -> Iterator[None]:
+    """Whoever fills a set that somebody forgets meanwhile hears that, not what the store says of it."""
     try:
-        return _fill_and_use(name, sets, source, model, stamp, folders, options, on_progress)
+        yield
     except LibraryError:
         if any(found.name == name for found in sets.all()):
             raise
@@ -59,47 +95,6 @@ def encode_again(
             f"the model was not changed: the vectors of {stamp.name} were forgotten while they were made. "
             "To make them after all, run the same command again"
         ) from None
-
-
-def _fill_and_use(
-    name: str,
-    sets: VectorSets,
-    source: Store,
-    model: GARE,
-    stamp: ModelStamp,
-    folders: Sequence[str],
-    options: IndexOptions,
-    on_progress: Callable[[IndexProgress], None],
-) -> IndexReport:
-    target = sets.open(name)
-    split = str(choose_segmentation(options, source, model))
-    options = replace(options, split=split, exclude=(), hidden=True, tags=(), settle_seconds=0.0)
-    total = IndexReport()
-    seen: dict[str, Known] = {}
-    for _ in range(_MOST_ROUNDS):  # what came in while we worked is done in the next round
-        source = sets.open(sets.current_name())  # somebody may change the model to a third one meanwhile
-        known = read_ledger(source)
-        if seen and known.items() <= seen.items():
-            break
-        report = index_folders(
-            target,
-            model,
-            _roots(folders, known),
-            options=options,
-            on_progress=on_progress,
-            skip=[sets.home.uri],
-            only=known,
-        )
-        _add(total, report)
-        if report.interrupted:
-            return total
-        _check_all_there(report, known, read_ledger(target), prune=options.prune)
-        seen = known
-    if total.did_something:
-        target.maintain()  # before anybody searches it
-    change_to(sets, source, name)
-    total.changed_to = stamp.name
-    return total
 
 
 def change_to(sets: VectorSets, source: Store, name: str, *, is_complete: bool = True) -> None:
