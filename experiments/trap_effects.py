@@ -56,13 +56,18 @@ def effects(best: Path) -> list[dict[str, Any]]:
     model = GARE.from_pretrained(best).eval()
     config = RunConfig.load(best.parent / "config.toml")
     source = open_source(config.data)
-    videos = cached_videos(model, source, config.data, "test")
-    assert videos is not None, "data.frames is not cached"
     texts = model.encode_text(source.manifest.captions("test"))
     settings = model.interaction.config
     number = NUM_PAIRS.get(settings.name, len(texts))
-    texts, videos = texts[:number], videos[:number]
-    off_TV = model.score(texts, videos)
+    texts = texts[:number]
+
+    def scores() -> Tensor:
+        """Where padding takes part, its vectors are those of pictures that are zero."""
+        videos = cached_videos(model, source, config.data, "test")
+        assert videos is not None, "data.frames is not cached"
+        return model.score(texts, videos[:number])
+
+    off_TV, trained = scores(), model.interaction
     rows = []
     if settings.name == "mean":
         rows.append(
@@ -73,9 +78,9 @@ def effects(best: Path) -> list[dict[str, Any]]:
         if getattr(settings, trap):
             continue  # a row that was trained with it
         torch.manual_seed(0)
-        head = build_interaction(replace(settings, **{trap: True}), model.dim).eval()
-        head.load_state_dict(model.interaction.state_dict(), strict=False)
-        on_TV = head.score(texts, videos)
+        model.interaction = build_interaction(replace(settings, **{trap: True}), model.dim).eval()
+        model.interaction.load_state_dict(trained.state_dict(), strict=False)
+        on_TV = scores()
         if not torch.equal(on_TV, off_TV):
             rows.append(effect(best.parent.parent.name, trap, off_TV, on_TV))
     return rows

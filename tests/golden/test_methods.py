@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -288,6 +289,13 @@ def test_uatvr():
     agrees(frames_VFD.grad, case.gradients["frames_VFD"])
 
 
+def with_noise(method, noise):
+    """A copy of the method that chooses patches with this noise, whatever it would draw."""
+    copied = copy.deepcopy(method)
+    copied.select = lambda frames_VFD, patches_VFPD, _: method.select(frames_VFD, patches_VFPD, noise)
+    return copied
+
+
 def test_ts2_net():
     case = golden("ts2net")
     text, video = case.text(), case.video()
@@ -305,6 +313,8 @@ def test_ts2_net():
     agrees(selected_VND, case.outputs["selected_VND"])
     logits_TV = SCALE * weighted_cosines(text_TD, *method.video_frames(video, noise), 4.0)[0]
     agrees(logits_TV, case.outputs["logits_TV"])
+    scored_TV = with_noise(method, noise).score(case.text(), video)
+    agrees(SCALE * scored_TV, case.outputs["logits_TV"])
     agrees(logits_TV, case.outputs["logits_frame_only_TV"])  # the other matrix has the weight zero
     every = VideoFeatures(video.frames_VFD, torch.ones_like(video.mask_VF), video.patches_VFPD)
     every_TV = SCALE * weighted_cosines(text_TD, *method.video_frames(every, noise), 4.0)[0]

@@ -81,6 +81,7 @@ def follow(golden, facts, batches, dtype):
         seen["total"].append(loss.total.item())
         for name in ("contrastive", "kl", "direction", "radius"):
             seen[name].append((loss.terms[name] * objective.terms[name].weight).item())
+        seen["regulariser"].append(sum(seen[name][-1] for name in ("kl", "direction", "radius")))
         if step < 3:
             gradients.append(
                 {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -118,12 +119,14 @@ def without_keys_bias(name, tensor):
 def test_a_run_follows_the_authors(golden, facts, batches, dtype, steps, tolerance, tmp_path):
     model, start, seen, gradients = follow(golden, facts, batches, dtype)
     expected = facts[steps]
-    for scalar in ("total", "contrastive", "gradient_norm", "logit_scale_after"):
+    for scalar in ("total", "contrastive", "regulariser", "gradient_norm", "logit_scale_after"):
         for step, (ours, theirs) in enumerate(zip(seen[scalar], expected[scalar], strict=True), start=1):
             assert ours == pytest.approx(theirs, rel=tolerance), (scalar, step)
-    for term in ("kl", "direction", "radius"):  # weighted, and small: a share of the total loss
+    for term in ("kl", "direction", "radius"):
         for step, (ours, theirs) in enumerate(zip(seen[term], expected[term], strict=True)):
-            assert ours == pytest.approx(theirs, abs=tolerance * expected["total"][step]), (term, step + 1)
+            # In float32 both runs round small differences of radii: there a share of all three together.
+            whole = theirs if dtype == torch.float64 else expected["regulariser"][step]
+            assert ours == pytest.approx(theirs, abs=tolerance * abs(whole)), (term, step + 1)
     for step, rates in enumerate(seen["rates"]):
         theirs = {values[step] for values in facts["steps"]["learning_rates"].values()}
         assert sorted(rates) == pytest.approx(sorted(theirs), rel=1e-12), step

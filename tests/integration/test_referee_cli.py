@@ -88,9 +88,21 @@ def test_compare_finds_that_the_model_and_its_scores_are_one(measured):
     assert "0 of 8 ranks differ" in outcome.stdout
 
 
+def test_a_matrix_by_place_is_compared_with_a_run_by_name(measured, tmp_path):
+    """The qrels of the run do not fit a matrix without ids, whose diagonal is right."""
+    from gare.evaluate.score_files import read_scores
+
+    np.save(tmp_path / "scores.npy", read_scores(measured / "scores.safetensors").scores_TV.numpy())
+    files = [tmp_path / "scores.npy", measured / "run.trec"]
+    outcome = run("compare", *files, "--qrels-b", measured / "qrels.txt", "--changes", 1)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "nothing is to be explained" in outcome.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (["evaluate", "--scores", "."], 1, ". is a folder; give a file"),
         (["evaluate", "--scores", "none.npy"], 1, "there is no file none.npy"),
         (["evaluate", "--scores", "run.trec"], 1, "--qrels FILE"),
         (["evaluate", "--scores", "scores.safetensors", "--subset", "99"], 1, "there are 8 videos"),

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from features import every_interaction, short
-from gare import GARE, GareConfig, ObjectiveConfig, TextFeatures, VideoFeatures
+from gare import GARE, INTERACTIONS, GareConfig, ObjectiveConfig, TextFeatures, VideoFeatures
 from gare.errors import CheckpointError, VideoError
 from gare.objective import training_loss
 
@@ -313,6 +313,43 @@ def test_the_image_tower_sees_real_frames_only(mask_frames, encoded):
     if model.temporal is not None:
         everything = model.temporal(everything, mask)
     torch.testing.assert_close(video.frames_VFD[mask], everything[mask])
+
+
+@pytest.mark.parametrize(
+    ("name", "trap"),
+    [
+        (name, trap)
+        for name in INTERACTIONS
+        for trap, value in INTERACTIONS[name].Config.COUNTS_PADDING.items()
+        if value
+    ],
+)
+def test_a_method_that_counts_padding_sees_the_tower_of_a_zero_picture(name, trap):
+    """As published loaders give it: pictures that are zero, not vectors that are."""
+    model = tiny(interaction={"name": name, trap: True}, temporal={"num_layers": 0}).eval()
+    frames = torch.randint(256, (1, 2, 3, 32, 32), dtype=torch.uint8)
+    mask = torch.tensor([[True, False]])
+    empty_ND = model.encoder.encode_images(torch.zeros(1, 3, 32, 32))
+    torch.testing.assert_close(model.encode_frames(frames, mask).frames_VFD[0, 1], empty_ND[0])
+    masked = model.masking_padding()
+    assert masked.interaction.masks_padding
+    assert not masked.encode_frames(frames, mask).frames_VFD[0, 1].any()
+
+
+@torch.no_grad()
+def test_a_model_that_masks_padding_shares_the_weights_of_one_that_does_not():
+    model = tiny(preset="released").eval()
+    masked = model.masking_padding()
+    ours, theirs = dict(masked.named_parameters()), dict(model.named_parameters())
+    assert {name: tensor.data_ptr() for name, tensor in ours.items()} == {
+        name: tensor.data_ptr() for name, tensor in theirs.items()
+    }
+    assert masked.config.interaction.mask_frames
+    assert not model.config.interaction.mask_frames
+    assert masked.masking_padding() is masked
+    text, video = features(model)
+    whole = VideoFeatures(video.frames_VFD, torch.ones_like(video.mask_VF))
+    torch.testing.assert_close(masked.score(text, whole), model.score(text, whole))
 
 
 @torch.no_grad()

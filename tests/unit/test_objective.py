@@ -227,7 +227,7 @@ def test_every_key_of_the_old_flat_table_still_says_what_it_said():
                 "normalise": True,
             },
             "radius": {"weight": 0.25, "variant": "lse", "variance_cap": 0.75, "above_cap": "cap"},
-            "direction": {"weight": 0.125, "variant": "orthogonal", "sharpness": 3.0},
+            "direction": {"weight": 0.125, "variant": "orthogonal", "sharpness": 3.0, "log_floor": 0.0},
             "teacher": {"weight": 8.0},
         }
     }

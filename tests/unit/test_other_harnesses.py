@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -131,6 +132,14 @@ def test_torchmetrics_agrees():
         for measure, name in shared.items():
             theirs = torchmetrics_says(table, measure, top_k=cutoff)
             assert theirs == pytest.approx(mine(name), abs=1e-6), name
+
+
+def test_torchmetrics_wants_scores_above_zero():
+    """It drops a relevant document whose score is not positive; the others and we look at the order alone."""
+    table = make_table(ties=False)
+    lowered = dataclasses.replace(table, scores_TV=table.scores_TV - 2)
+    assert ours(lowered)("mrr") == ours(table)("mrr")
+    assert torchmetrics_says(lowered, retrieval_reciprocal_rank) == 0
 
 
 def test_torchmetrics_lies_between_our_bounds_where_scores_tie():

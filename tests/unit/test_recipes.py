@@ -25,6 +25,24 @@ def test_ablations_are_valid_and_rows_differ(path):
     assert len({config.fingerprint for config in configs}) == len(configs)
 
 
+@pytest.mark.parametrize(
+    ("table", "setting"),
+    [
+        ("variants", "objective.terms.direction.variant=paper_orthogonal"),
+        ("variants", "objective.terms.radius.variant=paper_lse"),
+        ("interaction", "model.interaction.query=paper_text"),
+        ("claim", "model.interaction.query=paper_text"),
+    ],
+)
+def test_tables_of_the_paper_have_its_own_formulas(table, setting):
+    """Our forms of them stand beside, with names that say so."""
+    rows = {row.name: list(row.set) for row in Ablation.load(RECIPES / "ablations" / f"{table}.toml").rows}
+    assert [name for name, values in rows.items() if values == [setting]] == [
+        name for name in rows if "as the paper displays" in name and setting in rows[name]
+    ]
+    assert [setting] in rows.values()
+
+
 def test_each_dataset_has_the_context_and_side_of_the_papers_main_row():
     """ActivityNet's 42.6 has words as context, on the video side; with frames the paper has 40.2."""
     found = {}

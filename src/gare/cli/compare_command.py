@@ -50,6 +50,9 @@ def compare(
     qrels: Annotated[
         Path | None, typer.Option(help="Which video is right for each text of A's scores.")
     ] = None,
+    qrels_b: Annotated[
+        Path | None, typer.Option(help="The same for B's scores, if it is not --qrels or --data.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared dataset of A's rows and columns.")] = None,
     split: Annotated[str, typer.Option(help="Split of --data.")] = "test",
     subset: Annotated[str, typer.Option(help="The first N videos, or a file of video ids, to try.")] = "",
@@ -75,6 +78,8 @@ def compare(
 
         gare compare run.trec theirs.json --qrels qrels.txt
 
+        gare compare scores.npy run.trec --qrels-b qrels.txt
+
         gare compare mine.json theirs.json --explain
     """
     is_result = _is_result(a)
@@ -85,12 +90,12 @@ def compare(
     given = ScoreInput(a, qrels, data, split, "", bank_scores, logit_scale, subset)
     if is_result:
         result = EvaluationResult.read(a)
-        reported = _reported(b, towards, given)
+        reported = _reported(b, towards, given, qrels_b)
         explained = _explain(ResultCandidates(result, _measures(reported)), reported, changes)
         _print_explained({"a": str(a), "b": reported.source}, explained, as_json)
         return
     grid = given.grid()
-    reported = _reported(b, towards, given)
+    reported = _reported(b, towards, given, qrels_b)
     told = {way: numbers for way, numbers in reported.numbers.items() if way in grid.choices("direction")}
     reported = ReportedSet(reported.source, told, reported.ranks)
     explained = _explain(GridCandidates(grid, _measures(reported)), reported, changes)
@@ -133,7 +138,7 @@ def _is_result(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and is_own_result(read_json(path))
 
 
-def _reported(b: str, direction: Direction, given: ScoreInput) -> ReportedSet:
+def _reported(b: str, direction: Direction, given: ScoreInput, qrels_b: Path | None) -> ReportedSet:
     """What B says: numbers as typed, of a result file, or of scores under the base protocol."""
     path = Path(b)
     if not path.is_file():
@@ -144,6 +149,8 @@ def _reported(b: str, direction: Direction, given: ScoreInput) -> ReportedSet:
             return reported_by_result(EvaluationResult.read(path), b)
         if is_mteb_result(values):
             return read_mteb_result(path, direction)
+    if qrels_b is not None:
+        return reported_by_grid(ScoreInput(path, qrels_b, None, given.split).grid(), b)
     other = ScoreInput(path, given.qrels, given.data, given.split)
     return reported_by_grid(other.grid(), b)
 

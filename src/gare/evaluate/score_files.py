@@ -66,6 +66,8 @@ def read_scores(
         split: of `data`.
         query_side: what the queries of a run are, if it cannot be told: "texts" or "videos".
     """
+    if path.is_dir():
+        raise EvaluationError(f"{path} is a folder; give a file: a matrix of scores or a run")
     if not path.is_file():
         raise EvaluationError(f"there is no file {path}; give a matrix of scores or a run file")
     if path.suffix.lower() in _COMPRESSED:

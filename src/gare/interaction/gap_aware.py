@@ -81,6 +81,8 @@ class GapAwareConfig(InteractionConfig):
     init: Literal["normal", "zero_output"] = "normal"
     """normal: N(0, 0.02) for every weight, as the released code. zero_output: increments start at zero."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"mask_frames": False}
+
     @property
     def rule(self) -> factored.PairRule:
         """What the fast paths need to know of the settings."""
@@ -110,10 +112,6 @@ class GapAware(Interaction):
                 self.length = nn.Linear(config.max_frames, 1)
                 nn.init.normal_(self.length.weight, std=0.02)
                 nn.init.zeros_(self.length.bias)
-
-    @property
-    def masks_padding(self) -> bool:
-        return self.config.mask_frames
 
     @property
     def reads_words(self) -> bool:

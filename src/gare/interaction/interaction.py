@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,18 @@ class InteractionConfig(Settings):
 
     TRAPS: ClassVar[Mapping[str, str]] = {}
     """Settings that follow a mistake of the published code, off by default, and what each one does."""
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {}
+    """Settings by which padded frames take part, each with the value that lets them."""
+
+    @property
+    def counts_padding(self) -> bool:
+        """Whether padded frames take part."""
+        return any(getattr(self, name) == value for name, value in self.COUNTS_PADDING.items())
+
+    def masking_padding(self) -> Self:
+        """The same settings with padded frames left out."""
+        left_out: dict[str, Any] = {name: not value for name, value in self.COUNTS_PADDING.items()}
+        return replace(self, **left_out)
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Interaction(nn.Module, ABC):
     @property
     def masks_padding(self) -> bool:
         """False where padded frames take part, as in the authors' released code."""
-        return True
+        return not self.config.counts_padding
 
     @property
     def reads_words(self) -> bool:

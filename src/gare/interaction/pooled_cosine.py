@@ -9,7 +9,9 @@ Shapes: T texts, V videos, F frames, D embedding.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +74,8 @@ class PooledCosineConfig(InteractionConfig):
     mask_frames: bool = True
     """Leave padded frames out of the mean. The released code does not."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"mask_frames": False}
+
 
 class PooledCosine(Interaction):
     """Pools the frames of a video with weights that a text may choose, then takes the cosine."""
@@ -84,10 +88,6 @@ class PooledCosine(Interaction):
     @abstractmethod
     def weights(self, logits_VFT: Tensor, mask_VF: Tensor) -> Tensor:
         """The weight of each frame in the video vector of each pair, [V, F, T]; `logits_VFT` is t·f."""
-
-    @property
-    def masks_padding(self) -> bool:
-        return self.config.mask_frames
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
         self.check(text, video)

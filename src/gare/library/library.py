@@ -658,13 +658,20 @@ def usable_device(device: torch.device | str) -> torch.device:
 
 def _load_model_of(library: str, stamp: ModelStamp, device: torch.device | str) -> GARE:
     try:
-        model = load_named(stamp.name)[1].to(device)
+        named = load_named(stamp.name)[1]
+        model = named.masking_padding().to(device)
     except CheckpointError as error:
         raise LibraryError(
             f"{library} was made by {stamp.name}, which cannot be loaded: {error} If it is "
             "elsewhere now, open the library with model=… (--model)"
         ) from None
     if not model.is_known_as(stamp.fingerprint):
+        if named.is_known_as(stamp.fingerprint):
+            raise LibraryError(
+                f"{library} was made by {stamp.name} with an earlier gare, which let padding count: its "
+                f"vectors depend on what was indexed together. Encode it again: gare index --model "
+                f"{stamp.name}"
+            )
         raise LibraryError(
             f"{library} was made by {stamp.name}, but its weights have changed since; open it with the "
             f"old weights (model=…), or encode it again: gare index --model {stamp.name}"
@@ -705,6 +712,6 @@ def model_stamp(model: GARE, name: str) -> ModelStamp:
 
 
 def _load(model: ModelLike, device: torch.device | str) -> tuple[str, GARE]:
-    """A model and the name that loads it again."""
+    """A model as a library uses it, padding masked, and the name that loads it again."""
     name, loaded = load_named(model)
-    return name, loaded.to(device)
+    return name, loaded.masking_padding().to(device)

@@ -7,6 +7,7 @@ Shapes: T texts, W words, V videos, F frames, D embedding.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -418,6 +419,22 @@ class GARE(
         check_text(text, self.interaction)
         if isinstance(video, VideoFeatures):
             check_video(video, self.interaction)
+
+    def masking_padding(self) -> GARE:
+        """This model with padded frames left out: itself, unless its settings let them take part.
+
+        The other one shares the weights. A library searches with it: it keeps the real frames of an item
+        alone, and a score that counted padding would depend on which items are scored together.
+        """
+        if self.interaction.masks_padding:
+            return self
+        config = replace(self.config, interaction=self.interaction.config.masking_padding())
+        masked = copy.copy(self)
+        masked._modules = dict(self._modules)
+        masked.config, masked.written_by_0_1, masked.card_results = config, None, ()
+        masked.interaction = build_interaction(config.interaction, self.dim)
+        masked.interaction.load_state_dict(self.interaction.state_dict(), assign=True)
+        return masked.eval()
 
     # --- identity -------------------------------------------------------------------------------------------
 

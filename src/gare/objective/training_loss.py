@@ -50,6 +50,7 @@ class ObjectiveConfig(Settings):
                 "contrastive": {"same_video": "released"},
                 "kl": {"weight": 1e-4, "reduction": "event"},
                 "radius": {"above_cap": "zero"},
+                "direction": {"log_floor": 1e-8},
             }
         },
     }

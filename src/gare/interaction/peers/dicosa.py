@@ -28,6 +28,7 @@ class DicosaConfig(InteractionConfig):
     late_mask: bool = False
     """Mask frames after the softmax of the pooling."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"late_mask": True}
     TRAPS: ClassVar[Mapping[str, str]] = {"late_mask": LATE_MASK}
 
 
@@ -51,7 +52,7 @@ class Dicosa(Peer):
         start_normal(self)
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
-        text, video = self.prepare(text, video, keep_padding=self.config.late_mask)
+        text, video = self.prepare(text, video)
         pooled_TVD = pool_by_text(
             text.text_TD, video, self.config.pooling_temperature, late_mask=self.config.late_mask
         )

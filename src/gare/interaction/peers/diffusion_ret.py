@@ -44,6 +44,7 @@ class DiffusionRetConfig(InteractionConfig):
     num_candidates: PositiveInt = 32
     """Candidates of a query that are sampled."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"late_mask": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "zero_padding": ZERO_PADDING,
         "late_mask": LATE_MASK,

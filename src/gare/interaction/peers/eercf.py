@@ -1,7 +1,7 @@
 """EERCF (Tian et al. 2024): scores of a video, its frames and its patches, coarse to fine.
 
 Every score is a cosine; at evaluation they are added with the weights of the published re-ranking. The
-published two-stage evaluation, which adds 100 to the best 50, is `gare.evaluate.rescoring.coarse_to_fine`.
+published two-stage evaluation adds 100 to the best 50: `gare.evaluate.method_rescoring.coarse_to_fine`.
 
 A model with this head needs no other transformer over frames: set `temporal.num_layers = 0`.
 
@@ -42,6 +42,7 @@ class EercfConfig(InteractionConfig):
     count_padding: bool = False
     """Let padded frames and their patches take part in the frame and patch scores."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"count_padding": True}
     TRAPS: ClassVar[Mapping[str, str]] = {"count_padding": COUNT_PADDING}
 
 
@@ -74,7 +75,7 @@ class Eercf(Peer):
         )
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
-        text, video = self.prepare(text, video, keep_padding=self.config.count_padding)
+        text, video = self.prepare(text, video)
         levels = self.levels(text, video)
         if not self.training:
             return PairScores(weighted_sum(levels, EVALUATION_WEIGHTS), None)

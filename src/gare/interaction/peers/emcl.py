@@ -44,6 +44,7 @@ class EmclConfig(InteractionConfig):
     late_mask: bool = False
     """Mask frames after the softmax of the pooling."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"late_mask": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "over_block": "All pairs of a block are clustered together: a score depends on the other texts and "
         "videos of its block, and on the size of the blocks.",
@@ -67,7 +68,7 @@ class Emcl(Peer):
         self.register_buffer("basis_1K", row_1K / row_1K.abs(), persistent=not config.forget_basis)
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
-        text, video = self.prepare(text, video, keep_padding=self.config.late_mask)
+        text, video = self.prepare(text, video)
         pooled_TVD = pool_by_text(
             text.text_TD, video, self.config.pooling_temperature, late_mask=self.config.late_mask
         )

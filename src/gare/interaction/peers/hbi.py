@@ -45,6 +45,7 @@ class HbiConfig(InteractionConfig):
     leaky_padding: bool = False
     """Let padded tokens reach their neighbours when tokens are merged."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"leaky_padding": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "zero_padding": ZERO_PADDING,
         "leaky_padding": "Padded tokens reach their neighbours when tokens are merged: training depends on "

@@ -40,6 +40,7 @@ class NeighborRetrConfig(InteractionConfig):
     leaky_padding: bool = False
     """Let padding take part in the merging and in the weights of the contrastive term."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"leaky_padding": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "zero_padding": ZERO_PADDING,
         "leaky_padding": "Padded tokens reach their neighbours when tokens are merged, and count in the mean "

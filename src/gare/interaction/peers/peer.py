@@ -63,12 +63,12 @@ class Peer(Interaction):
             net.score_pairs, text, features, text_block=text_block, video_block=video_block
         )
 
-    def prepare(
-        self, text: TextFeatures, video: VideoFeatures, *, keep_padding: bool = False
-    ) -> tuple[TextFeatures, VideoFeatures]:
-        """Both sides checked, with zeros where a word or a frame is padding, unless that is to be kept."""
+    def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[TextFeatures, VideoFeatures]:
+        """Both sides checked, with zeros where a word or a frame is padding, unless padding takes part."""
         self.check(text, video)
-        return (text, video) if keep_padding else (words_without_padding(text), video.without_padding())
+        if not self.masks_padding:
+            return text, video
+        return words_without_padding(text), video.without_padding()
 
     def flops(self, *, texts: int, videos: int, frames: int, words: int) -> float:
         """Counted on two sizes of each side: some cost is per text, some per video, some per pair."""

@@ -39,6 +39,7 @@ class ProstConfig(InteractionConfig):
     count_padding: bool = False
     """Let padded words and frames take part."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"count_padding": True}
     TRAPS: ClassVar[Mapping[str, str]] = {"count_padding": COUNT_PADDING}
 
 
@@ -77,7 +78,7 @@ class Prost(Peer):
         self.event_decoder = PrototypeDecoder(dim, config.num_events, EventLayer, **options)
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
-        text, video = self.prepare(text, video, keep_padding=self.config.count_padding)
+        text, video = self.prepare(text, video)
         event_TV, object_TV = self.both_scores(text, video)
         if self.training:
             return PairScores(event_TV, None, {"scores:object": object_TV})

@@ -48,6 +48,7 @@ class Ts2NetConfig(InteractionConfig):
     noisy_evaluation: bool = False
     """Choose patches with noise at evaluation too."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"tiled_mask": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "tiled_mask": "The frame mask is tiled although tokens stand frame by frame: frame b has the mask "
         "of frame 4b mod F, so padding counts and real frames do not. It matters with select_patches.",

@@ -41,6 +41,7 @@ class UatvrConfig(InteractionConfig):
     attend_padding: bool = False
     """Let padding take part in the attention of the distributions."""
 
+    COUNTS_PADDING: ClassVar[Mapping[str, bool]] = {"attend_padding": True}
     TRAPS: ClassVar[Mapping[str, str]] = {
         "zero_padding": ZERO_PADDING,
         "attend_padding": "The nets of mean and spread attend to padding. " + COUNT_PADDING,
@@ -78,7 +79,7 @@ class Uatvr(Peer):
         self.video = Side(dim, config.max_frames, config.num_extra)
 
     def score_pairs(self, text: TextFeatures, video: VideoFeatures) -> PairScores:
-        text, video = self.prepare(text, video, keep_padding=self.config.attend_padding)
+        text, video = self.prepare(text, video)
         noise: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.training:
             noise = (self._noise(text.text_TD), self._noise(video.frames_VFD[:, 0]))
