@@ -28,19 +28,17 @@ def test_what_is_kept_is_what_is_stored(kind, new_library):
         store.upsert(items, frames)
     store.delete([items["id"][3].as_py()])
     ids = [row for batch in store.scan(columns=["id"]) for row in batch["id"].to_pylist()][::-3]
-    found = store.fetch(ids, SCORE_COLUMNS)
-    stored = {
-        row["id"]: row
-        for batch in store.scan(columns=["id", "path", "start", "end"])
-        for row in batch.to_pylist()
-    }
+    kept = ["id", *store._items.near_columns]
+    found = store.fetch(ids, list(dict.fromkeys([*SCORE_COLUMNS, *kept])))
+    assert all(map(store._items.snapshot().rows.keeps, kept))
+    stored = {row["id"]: row for batch in store.scan(columns=kept) for row in batch.to_pylist()}
     times = {
         row["frames_key"]: row["times"]
         for row in store._frames.snapshot().dataset.to_table(columns=["frames_key", "times"]).to_pylist()
     }
     assert found["id"].to_pylist() == ids
     for row in found.to_pylist():
-        assert {name: row[name] for name in ("id", "path", "start", "end")} == stored[row["id"]]
+        assert {name: row[name] for name in kept} == stored[row["id"]]
         assert row["times"] == times[row["frames_key"]]
 
 

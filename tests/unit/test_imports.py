@@ -36,6 +36,7 @@ TIERS = [
         "settings",
         "extras",
         "image_fit",
+        "cpu_products",
         "interrupts",
         "registry",
         "atomic",

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, arange, nn
 from torch.utils.checkpoint import checkpoint
 
+from gare.cpu_products import PackedMap, can_use_onednn
+
 WIDTH = 384
 NUM_LAYERS, NUM_HEADS, HIDDEN = 6, 12, 1536
 VOCABULARY, MAX_WORDS = 30_522, 512
@@ -139,7 +141,7 @@ class MiniLM(nn.Module):
 
     def _packed(self) -> PackedTower | None:
         """The layers for this CPU, where no gradient is wanted; None where they are not worth it."""
-        if torch.is_grad_enabled() or self.training or not _can_pack(self.embeddings.LayerNorm.weight):
+        if torch.is_grad_enabled() or self.training or not can_use_onednn(self.embeddings.LayerNorm.weight):
             return None
         self._num_calls += 1
         if self._num_calls <= _CALLS_BEFORE_PACKING:
@@ -183,17 +185,11 @@ class PackedTower:
         return states_TWE
 
 
-class _PackedMap:
+def _packed_map(*maps: nn.Linear) -> PackedMap:
     """One or several linear maps of the same input, side by side."""
-
-    def __init__(self, *maps: nn.Linear) -> None:
-        weight = torch.cat([one.weight.detach() for one in maps])
-        self._bias = torch.cat([one.bias.detach() for one in maps])
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_WORDS)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+    weight = torch.cat([one.weight.detach() for one in maps])
+    bias = torch.cat([one.bias.detach() for one in maps])
+    return PackedMap(weight, bias, typical_rows=_TYPICAL_WORDS)
 
 
 class _PackedLayer:
@@ -202,25 +198,13 @@ class _PackedLayer:
     def __init__(self, layer: nn.Module) -> None:
         assert isinstance(layer, Layer)
         own, attended = layer.attention.self, layer.attention.output
-        self.projections = _PackedMap(own.query, own.key, own.value)
-        self.attended, self.norm1 = _PackedMap(attended.dense), attended.LayerNorm
-        self.widen = _PackedMap(layer.intermediate.dense)
-        self.narrow, self.norm2 = _PackedMap(layer.output.dense), layer.output.LayerNorm
+        self.projections = _packed_map(own.query, own.key, own.value)
+        self.attended, self.norm1 = _packed_map(attended.dense), attended.LayerNorm
+        self.widen = _packed_map(layer.intermediate.dense)
+        self.narrow, self.norm2 = _packed_map(layer.output.dense), layer.output.LayerNorm
 
 
 _PACKED: WeakKeyDictionary[MiniLM, PackedTower] = WeakKeyDictionary()  # not in the tower: nothing saves it
-
-
-def _can_pack(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and not weight.is_inference()
-        and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
 
 
 def _state(encoder: Encoder) -> tuple[tuple[int, int], ...]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.cpu_products import multiply
 from gare.interaction.fused_cards import FusedCards, fuse
 from gare.interaction.increment_net import IncrementWeights
 from gare.interaction.interaction import InteractionConfig
@@ -151,26 +152,27 @@ def increment_card(context_OCD: Tensor, mask_OC: Tensor, net: IncrementWeights) 
         num_owners, num_tokens = tokens_OCD.shape[:2]
         # Heads first: one product a head, instead of a copy of the weights for every owner.
         tokens_HNd = tokens_OCD.reshape(num_owners * num_tokens, num_heads, -1).transpose(0, 1)
-        projected_HND = tokens_HNd @ weight.view(num_heads, -1, dim)
+        parts = zip(tokens_HNd, weight.view(num_heads, -1, dim), strict=True)
+        projected_HND = torch.stack([multiply(tokens_Nd, part_dD.mT) for tokens_Nd, part_dD in parts])
         projected_HOCD = projected_HND.view(num_heads, num_owners, num_tokens, dim)
         return projected_HOCD.transpose(0, 1).flatten(1, 2)
 
-    key_OCD = F.linear(normed_OCD, net.key_weight, net.key_bias) / math.sqrt(dim / num_heads)
+    key_OCD = multiply(normed_OCD, net.key_weight, net.key_bias) / math.sqrt(dim / num_heads)
     folded_OAD = project_by_head(net.query_weight, key_OCD)
     query_bias = F.linear(net.norm1_bias, net.query_weight, net.query_bias)
     key_bias_OAd = (key_OCD * query_bias).unflatten(-1, (num_heads, -1)).transpose(1, 2).flatten(1, 2)
 
-    value_OCD = F.linear(normed_OCD, net.value_weight, net.value_bias)
+    value_OCD = multiply(normed_OCD, net.value_weight, net.value_bias)
     # Attention weights sum to one in each head, so the output bias may be shared out over the heads.
     mixed_OAD = centre(project_by_head(net.out_weight.mT.contiguous(), value_OCD) + net.out_bias / num_heads)
 
     residual = (
         torch.eye(dim, dtype=net.residual_weight.dtype, device=context_OCD.device) + net.residual_weight
     )
-    residual_OAD = centre(F.linear(mixed_OAD * net.norm2_weight, residual))
+    residual_OAD = centre(multiply(mixed_OAD * net.norm2_weight, residual))
     constant_D = centre(F.linear(net.norm2_bias, residual, net.residual_bias))
 
-    atom_OAD = F.linear(residual_OAD * net.norm3_weight, net.output_weight)
+    atom_OAD = multiply(residual_OAD * net.norm3_weight, net.output_weight)
     scaled_D = F.linear(constant_D * net.norm3_weight, net.output_weight)
     fixed_D = F.linear(net.norm3_bias, net.output_weight, net.output_bias)
     return IncrementCard(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gare.cpu_products import multiply
+
 NUMBERS_PER_BLOCK = {"cpu": 2**21, "cuda": 2**27}
 """How many numbers a block's largest tensor may hold: cache-sized on a CPU, 512 MB in float32 on a GPU."""
 
@@ -34,13 +36,13 @@ def each_block(function: Callable[[Any], Tensor], blocks: Sequence[Any]) -> list
 
 def products(rows_OAD: Tensor, other_PD: Tensor) -> Tensor:
     """All dot products [O, A, P] at once; half precision is multiplied as such and summed in float32."""
-    flat_ND, other_DP = rows_OAD.flatten(0, 1), other_PD.mT
+    flat_ND = rows_OAD.flatten(0, 1)
     if flat_ND.dtype == full_precision(flat_ND).dtype:
-        product_NP = flat_ND @ other_DP.to(flat_ND.dtype)
+        product_NP = multiply(flat_ND, other_PD.to(flat_ND.dtype))
     elif flat_ND.is_cuda and not torch.is_grad_enabled():
-        product_NP = torch.mm(flat_ND, other_DP.to(flat_ND.dtype), out_dtype=torch.float32)
+        product_NP = torch.mm(flat_ND, other_PD.mT.to(flat_ND.dtype), out_dtype=torch.float32)
     else:
-        product_NP = flat_ND.float() @ other_DP.float()
+        product_NP = multiply(flat_ND.float(), other_PD.float())
     return product_NP.view(*rows_OAD.shape[:2], -1)
 
 

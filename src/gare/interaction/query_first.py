@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gare.cpu_products import multiply
 from gare.interaction.increment_net import IncrementWeights
 
 
@@ -74,9 +75,9 @@ class QueryFirst:
         The key bias adds the same to every token of a query, which softmax does not see.
         """
         if self.folded is not None:
-            return F.linear(normed_BQD, self.folded.query_weight, self.folded.query_bias)[:, :, None]
+            return multiply(normed_BQD, self.folded.query_weight, self.folded.query_bias)[:, :, None]
         net, num_heads = self.net, self.net.num_heads
-        query_BQHd = F.linear(normed_BQD, net.query_weight, net.query_bias).unflatten(-1, (num_heads, -1))
+        query_BQHd = multiply(normed_BQD, net.query_weight, net.query_bias).unflatten(-1, (num_heads, -1))
         key_HdD = net.key_weight.unflatten(0, (num_heads, -1))
         return _each_head(query_BQHd / math.sqrt(key_HdD.shape[1]), key_HdD)
 
@@ -87,19 +88,19 @@ class QueryFirst:
         hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm2_weight, net.norm2_bias, net.eps)
         hidden_BQD = self._residual(hidden_BQD)
         hidden_BQD = F.layer_norm(hidden_BQD, shape, net.norm3_weight, net.norm3_bias, net.eps)
-        return F.linear(hidden_BQD, net.output_weight, net.output_bias)
+        return multiply(hidden_BQD, net.output_weight, net.output_bias)
 
     def _out(self, mixed_BQHD: Tensor) -> Tensor:
         if self.folded is not None:
-            return F.linear(mixed_BQHD.flatten(2), self.folded.out_weight, self.folded.out_bias)
+            return multiply(mixed_BQHD.flatten(2), self.folded.out_weight, self.folded.out_bias)
         value_HDd = self.net.value_weight.unflatten(0, (self.net.num_heads, -1)).mT
         attended_BQD = _each_head(mixed_BQHD, value_HDd).flatten(2) + self.net.value_bias
-        return F.linear(attended_BQD, self.net.out_weight, self.net.out_bias)
+        return multiply(attended_BQD, self.net.out_weight, self.net.out_bias)
 
     def _residual(self, hidden_BQD: Tensor) -> Tensor:
         if self.folded is not None:
-            return F.linear(hidden_BQD, self.folded.residual_weight, self.net.residual_bias)
-        return hidden_BQD + F.linear(hidden_BQD, self.net.residual_weight, self.net.residual_bias)
+            return multiply(hidden_BQD, self.folded.residual_weight, self.net.residual_bias)
+        return hidden_BQD + multiply(hidden_BQD, self.net.residual_weight, self.net.residual_bias)
 
 
 def _each_head(x_BQHi: Tensor, weight_Hio: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gare.cpu_products import multiply
 from gare.interaction.pair_blocks import block_budget
 from gare.interaction.score_cards import map_tensors
 from gare.types import Rows, block_slices
@@ -188,15 +189,15 @@ def stored_products(rows_ND: Tensor, text_TD: Tensor, dtype: torch.dtype) -> Ten
     A few rows at a time are widened into memory that is used again: new memory for all of them would take
     longer than their products.
     """
-    text_DT, dim = text_TD.to(dtype).mT, text_TD.shape[-1]
+    text_TD, dim = text_TD.to(dtype), text_TD.shape[-1]
     if rows_ND.dtype == dtype:
-        return rows_ND @ text_DT
+        return multiply(rows_ND, text_TD)
     size = max(1, block_budget(rows_ND.device) // dim)
     wide_ND = rows_ND.new_empty(min(len(rows_ND), size), dim, dtype=dtype)
     product_NT = rows_ND.new_empty(len(rows_ND), len(text_TD), dtype=dtype)
     for rows in block_slices(len(rows_ND), size):
         few_ND = wide_ND[: rows.stop - rows.start].copy_(rows_ND[rows])
-        product_NT[rows] = few_ND @ text_DT
+        product_NT[rows] = multiply(few_ND, text_TD)
     return product_NT
 
 

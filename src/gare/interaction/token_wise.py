@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gare.cpu_products import multiply
 from gare.interaction.interaction import FastScoring, Interaction, InteractionConfig
 from gare.interaction.pair_blocks import block_budget, each_block, full_precision
 from gare.interaction.score_cards import ScoreCards, features_of
@@ -206,7 +207,7 @@ def token_scores(words: TokenCard, frames: TokenCard, *, zero_padding: bool = Fa
 
 def token_cosines(words: TokenCard, frames: TokenCard, *, padding: float = float("-inf")) -> Tensor:
     """[T, W, V, F]; `padding` where either token is padding."""
-    flat_NM = words.unit_OND.flatten(0, 1) @ frames.unit_OND.flatten(0, 1).mT
+    flat_NM = multiply(words.unit_OND.flatten(0, 1), frames.unit_OND.flatten(0, 1))
     cosines_TWVF: Tensor = flat_NM.unflatten(1, frames.mask_ON.shape).unflatten(0, words.mask_ON.shape)
     is_real_TWVF = words.mask_ON[..., None, None] & frames.mask_ON
     return cosines_TWVF.masked_fill(~is_real_TWVF, padding)

@@ -97,8 +97,9 @@ class LanceStore(Store):
         self.takes_turns = "://" not in uri  # in a folder there is a lock
         self._place = Place(uri, read_only, storage_options(os.environ) if "://" in uri else {})
         self._facts = LanceTable(self._place, "facts", ("key",))
-        # What a search reads of every candidate, except the vectors.
-        self._items = LanceTable(self._place, "items", ("id", "frames_key"), ("path", "start", "end"))
+        # What a search reads of every candidate, except the vectors; and the numbers it tells of a hit.
+        kept = ("path", "start", "end", "file_duration", "width", "height", "modified", "added")
+        self._items = LanceTable(self._place, "items", ("id", "frames_key"), kept)
         self._frames = LanceTable(self._place, "frames", ("frames_key",), ("times",))
         self._files = LanceTable(self._place, "files", ("path",))
         with explained(uri):
