@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from features import every_factored, every_gap_aware, random_interaction, random_text, random_video, short
 from gare import VideoFeatures
@@ -187,6 +188,23 @@ def test_the_fast_path_never_holds_a_vector_for_every_pair(config):
     with LargestTensor() as largest:
         interaction.score(text, video).sum().backward()
     assert largest.numel < 24 * 24 * 64 / 2
+
+
+def test_mean_pooling_takes_a_product_with_the_mean_and_not_with_each_frame():
+    generator = torch.Generator().manual_seed(0)
+    text = random_text(generator, 12, 3, 64, torch.float32)
+    video = random_video(generator, 10, 12, 64, torch.float32)
+    counted = {}
+    for pooling in ("mean", "text_conditioned"):
+        config = GapAwareConfig(pooling=pooling, num_heads=1)
+        interaction = random_interaction(generator, config, 64, torch.float32)
+        cards = interaction.cards(video)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            interaction.score(text, cards)
+        counted[pooling] = counter.get_total_flops() / (2 * 12 * 10)
+    products_of_frames = 11 * 64  # a pair: twelve of length D against one
+    squares = 12 * 12 + 12 * 12 - 12  # |pooled|² and pooled·atoms
+    assert counted["text_conditioned"] - counted["mean"] >= products_of_frames + squares
 
 
 @pytest.mark.parametrize("num_heads", [1, 2])

@@ -169,7 +169,11 @@ def pair_products(
 
     if owner.own is not None:  # the owners are videos: [O, P] is [V, T]
         text_atoms_VT = products(owner.atom_OAD, text.text_TD).mul_(attention_OAP).sum(dim=1)
-        pooled_atoms_VT = (owner.own.atom_frames_VAF @ weights_VFT).mul_(attention_OAP).sum(dim=1)
+        if pooling.same_for_every_text:
+            weights_VFT = weights_VFT[..., :1]  # one column serves all texts
+            pooled_atoms_VT = ((owner.own.atom_frames_VAF @ weights_VFT).mT @ attention_OAP).squeeze(1)
+        else:
+            pooled_atoms_VT = (owner.own.atom_frames_VAF @ weights_VFT).mul_(attention_OAP).sum(dim=1)
         scaled_VT, fixed_VT = (owner.own.linear_VKF @ weights_VFT).unbind(dim=1)
         result = BlockProducts(
             text_sq=text_sq_T,

@@ -146,7 +146,7 @@ class PooledCosine(Interaction):
         )
 
     def pool_products(self, text_TD: Tensor, pool: PoolCard) -> tuple[Tensor, Tensor, Tensor]:
-        """|pooled|² and text·pooled of each pair [V, T], and the weights [V, F, T] behind them."""
+        """|pooled|² and text·pooled of each pair, [V, T] or broadcastable, and its weights [V, F, T]."""
         frame_text_VFT = products(pool.frames_VFD, text_TD)
         weights_VFT = self.weights(frame_text_VFT, pool.mask_VF)
         pooled_sq_VT = (pool.gram_VFF @ weights_VFT).mul_(weights_VFT).sum(dim=1)
@@ -203,7 +203,8 @@ class PooledCosine(Interaction):
         pooled_sq_VT, text_pooled_VT, _ = self.pool_products(text_TD, pool)
         zero_TV = torch.zeros_like(text_pooled_VT.mT)
         text_sq_TV = text_TD.square().sum(dim=-1)[:, None].expand_as(zero_TV)
-        return PairProducts(text_sq_TV, pooled_sq_VT.mT, text_pooled_VT.mT, zero_TV, zero_TV, zero_TV)
+        pooled_sq_TV = pooled_sq_VT.mT.expand_as(zero_TV)
+        return PairProducts(text_sq_TV, pooled_sq_TV, text_pooled_VT.mT, zero_TV, zero_TV, zero_TV)
 
     def without_padding(self, video: VideoFeatures) -> VideoFeatures:
         """The videos with padding set to zero, whatever it holds; untouched under the released rule."""
