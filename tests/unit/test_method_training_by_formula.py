@@ -518,3 +518,34 @@ def test_fusion_of_pig_and_its_loss(num_heads):
     ours = training_loss(found, SCALE, objective, text=text, video=video)
     guess = (2 - 2 * (unit(query_VD) * unit(text.text_TD)).sum(dim=-1)).mean()
     agree(ours.total, 2 * nce(scores) + guess, method, text, video)
+
+
+@heads
+@pytest.mark.parametrize("num_expansion", [0, 3])
+def test_levels_and_loss_of_video_colbert(num_heads, num_expansion):
+    """Frames, and frames with learned tokens after a transformer; each pair of a level is right or wrong."""
+    options = {"num_layers": 2, "num_heads": num_heads, "num_expansion": num_expansion, "max_frames": 4}
+    method, text, video, _ = scene("mean_max_sim", **options)
+    objective = ObjectiveConfig(dict(method.published_terms))
+    ours = training_loss(method.train().score_pairs(text, video), SCALE, objective, text=text, video=video)
+    every = torch.ones(num_expansion, dtype=torch.bool)
+
+    def tokens(j):
+        mask = torch.cat([video.mask_VF[j], every])
+        return temporal(method.temporal, torch.cat([video.frames_VFD[j], method.expansion]), mask, num_heads)[
+            mask
+        ]
+
+    total = 0.0
+    for level in ([video.frames_VFD[j][video.mask_VF[j]] for j in range(5)], [tokens(j) for j in range(5)]):
+        scores = by_pair(
+            5,
+            lambda i, j, level=level: (
+                (unit(text.words_TWD[i][text.mask_TW[i]]) @ unit(level[j]).mT).amax(dim=1).mean()
+            ),
+        )
+        for i in range(5):
+            for j in range(5):
+                logit = method.log_scale.exp() * scores[i, j] + method.bias
+                total = total - (logit if i == j else -logit).sigmoid().log() / 5
+    agree(ours.total, total, method, text, video)
