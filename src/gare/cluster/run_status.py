@@ -13,6 +13,8 @@ from gare.library.index.index_report import FileFailure, IndexReport
 
 _STILL_S = 120.0
 """A shard that has stood still for so long is named."""
+_START_S = 120.0
+"""So long machines may start before that is called unusual."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class RunStatus:
             f"{self.num_failed:,} failed",
         ]
         if self.run.state == "running" and not over and not self.num_leased:
-            words.append("the machines start")
+            words.append(self._what_is_waited_for())
         if self.run.state == "running" and rate > 0:
             minutes = (self.run.num_files - self.num_done) / rate / 60
             nodes = ", ".join(f"{node} {speed:.1f}" for node, speed in self.rates().items())
@@ -87,6 +89,15 @@ class RunStatus:
             for shard in self.stuck()
         ]
         return ", ".join(words)
+
+    def _what_is_waited_for(self) -> str:
+        if self.troubles:
+            return "; ".join(f"{node}: {trouble}" for node, trouble in sorted(self.troubles.items()))
+        if self.seconds < _START_S:
+            return "the machines start"
+        return (
+            f"no machine has begun for {self.seconds:.0f} s; does other work hold the cluster's processors?"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The same for a program."""
