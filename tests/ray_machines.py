@@ -21,13 +21,18 @@ from servers import HANG_S, wait_until
 
 
 class Machines:
-    """Ray nodes of one core each."""
+    """Ray nodes of one core each.
 
-    def __init__(self, num_nodes: int = 3) -> None:
+    Args:
+        client_port: where the head answers to machines that are none of them; 0 is nowhere.
+    """
+
+    def __init__(self, num_nodes: int = 3, *, client_port: int = 0) -> None:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
-        self.nodes = [self._add(include_dashboard=False), *(self._add() for _ in range(num_nodes - 1))]
+        head = self._add(include_dashboard=False, ray_client_server_port=client_port or None)
+        self.nodes = [head, *(self._add() for _ in range(num_nodes - 1))]
         self.address = self.cluster.address
 
     def _add(self, **more: Any) -> Any:

@@ -274,7 +274,7 @@ class Supervisor:
                         break
                 else:
                     rest = _Rest()  # it may have been stopped and taken up again
-                    self._look_after_all(run, ledger)
+                    self._look_after_all(ledger)
                 self._trouble = ""
             except Exception as error:  # storage or a machine that is away; the next look is soon
                 self._trouble = f"{type(error).__name__}: {error}"
@@ -284,19 +284,17 @@ class Supervisor:
                 end_actor(worker)
         _end_myself()
 
-    def _look_after_all(self, run: Run, ledger: ShardLedger) -> None:
-        """Start workers that are not there, and end the run where no machine can work."""
+    def _look_after_all(self, ledger: ShardLedger) -> None:
+        """Start workers that are not there, and end the run where no machine can work.
+
+        Where there is none, one is waited for: those of Kubernetes start after the head.
+        """
         nodes = [node for node in alive_nodes() if node.num_cpus]
         self._refuse_unfit(nodes, ledger)
         if any([self._look_after(node) for node in nodes]):
             self._worked = time.monotonic()
-        elif nodes or self._is_deserted(run, ledger):
+        elif nodes or time.monotonic() - self._worked > OUTAGE_S:
             self._give_up(ledger)
-
-    def _is_deserted(self, run: Run, ledger: ShardLedger) -> bool:
-        """Whether a run without any machine is to end: at once where there was none, else in ten minutes."""
-        has_begun = any(shard.node for shard in ledger.shards(run))
-        return not has_begun or time.monotonic() - self._worked > OUTAGE_S
 
     def _refuse_unfit(self, nodes: Sequence[Node], ledger: ShardLedger) -> None:
         """Give no work to machines that have another version. All that are new are asked at once."""

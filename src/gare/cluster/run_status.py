@@ -96,7 +96,7 @@ class RunStatus:
         if self.seconds < _START_S:
             return "the machines start"
         return (
-            f"no machine has begun for {self.seconds:.0f} s; does other work hold the cluster's processors?"
+            f"no machine has begun for {self.seconds:.0f} s: is none there, or are their processors in use?"
         )
 
     def to_json(self) -> dict[str, Any]:
