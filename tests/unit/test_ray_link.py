@@ -188,6 +188,21 @@ def test_a_wait_ends(cluster):
     end_actor(actor)
 
 
+def test_an_actor_that_could_not_be_made_says_why(cluster):
+    import ray
+
+    @ray.remote(num_cpus=0, max_restarts=0)
+    class Unmade:
+        def __init__(self) -> None:
+            raise OSError("the disk is full")
+
+        def say(self) -> str:
+            return ""
+
+    with pytest.raises(ClusterError, match=r"a word did not come: .*the disk is full"):
+        get(Unmade.remote().say.remote(), "a word", seconds=HANG_S)
+
+
 def test_a_dead_actor_is_an_error(cluster):
     actor = make_actor("mortal")
     with pytest.raises(ClusterError, match="the last word did not come"):

@@ -61,7 +61,7 @@ def run(ledger: ShardLedger) -> Run:
 def finish_all(ledger: ShardLedger, run: Run) -> list[int]:
     numbers = []
     while (shard := ledger.lease(run, "a", "node")) is not None:
-        ledger.finish(run, shard, {"new": shard.num_files}, 1.0)
+        ledger.finish(run, shard, {"new": shard.num_files, "failures": []}, 1.0)
         numbers.append(shard.number)
     return numbers
 
@@ -274,6 +274,19 @@ def test_a_run_that_is_stopped_while_it_is_planned_can_be_given_again(ledger):
     with pytest.raises(LostLeaseError, match="another process has begun, stopped"):
         ledger.start(run, [], [])
     assert ledger.begin(["/videos"], {}).state == "planning"
+
+
+def test_a_run_that_is_over_took_as_long_as_it_did_and_says_what_each_shard_has(ledger, run, monkeypatch):
+    finish_all(ledger, run)
+    ledger.set_state("finished")
+    first = RunStatus.read(ledger).to_json()
+    monkeypatch.setattr(time, "time", lambda: run.started + 1e6)
+    later = RunStatus.read(ledger).to_json()
+    assert later == first
+    assert later["seconds"] < 1e6
+    assert [(shard["state"], shard["done"]) for shard in later["shards"][:3]] == [
+        ("done", 2), ("done", 2), ("done", 1)
+    ]  # fmt: skip
 
 
 def test_one_run_at_a_time(ledger, run):

@@ -249,7 +249,9 @@ def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:
         message = f"{what} did not come within {seconds:g} s; is the cluster overloaded?"
         raise SlowClusterError(message) from None
     except (RayActorError, WorkerCrashedError) as error:
-        raise ClusterError(f"{what} did not come: {_first_line(error)}") from error
+        reason, why = _first_line(error), str(error).strip().rpartition("\n")[2][:300]
+        more = f" … {why}" if why and why not in reason else ""  # of what it died is in the last line
+        raise ClusterError(f"{what} did not come: {reason}{more}") from error
     except RayTaskError as error:
         raise error.as_instanceof_cause() from None
 

@@ -52,8 +52,8 @@ class RunStatus:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on since it was last taken up, by the clock of this machine."""
-        return max(time.time() - self.run.started, 1e-3)
+        """How long it goes on since it was last taken up, by the clock of this machine; or went on."""
+        return max((self.run.ended or time.time()) - self.run.started, 1e-3)
 
     def rates(self) -> dict[str, float]:
         """Files a second since it was last taken up, by machine."""
@@ -116,7 +116,7 @@ class RunStatus:
                     "number": shard.number,
                     "state": shard.state,
                     "num_files": shard.num_files,
-                    "done": shard.done,
+                    "done": shard.num_done,
                     "node": shard.node,
                     "attempt": shard.attempt,
                     "path": shard.path,
