@@ -111,15 +111,36 @@ def test_train_evaluate_compare(files):
     assert (same.returncode, "already holds a run" in same.stderr) == (1, True)
 
 
+def test_a_split_that_is_not_there_is_told_before_anything_is_trained(files, tmp_path):
+    table = ["ablate", files / "table.toml", "--recipe", files / "recipe.toml"]
+    result = run(*table, "--out", tmp_path / "out", "--split", "tset", "--device", "cpu")
+    assert result.returncode == 1
+    assert "no split 'tset'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_without_a_traceback(files, tmp_path):
+    (tmp_path / "taken").touch()
+    result = run("train", files / "recipe.toml", "--out", tmp_path / "taken" / "run", "--device", "cpu")
+    assert result.returncode == 1
+    assert "there is a file where a folder is needed" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train", "missing.toml", "--out", "x"], "does not exist"),
         (["evaluate", "missing", "--data", "x", "--selected-on", "val"], "is not a folder here"),
-        (["evaluate", "missing", "--data", "x"], "say it with --selected-on"),
+        (["evaluate", "missing", "--data", "x"], "is not a folder here"),
+        (["evaluate", "gare-mini", "--data", "x"], "say it with --selected-on"),
+        (["evaluate", "missing", "--data", "x", "--out", "."], ". is a folder; name a file"),
+        (["evaluate", "missing", "--data", "x", "--out", "taken/x"], "taken: there is a file where a folder"),
+        (["train", ".", "--out", "x"], ". is a folder; give the path of a TOML file"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(arguments, message, tmp_path):
+    (tmp_path / "taken").touch()
     result = run(*arguments, cwd=tmp_path)
     assert result.returncode == 1
     assert message in " ".join(result.stderr.split())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,20 @@ import pytest
 import gare
 from clips import steady, write_video
 from servers import HANG_S
+from warm import WarmProcess
 from warm import run_gare as run
 
 GARE_COMMAND = str(Path(sys.executable).with_name("gare"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["--version"], ["models"], ["models", "--json"], ["plan", "--json"]])
+def test_a_full_disk_under_the_output_is_told_in_words(arguments):
+    with open("/dev/full", "wb") as full, tempfile.TemporaryFile("w+") as said:
+        with WarmProcess(["gare", *arguments], stdout=full, stderr=said) as process:
+            assert process.wait(HANG_S) == 1
+        said.seek(0)
+        assert said.read() == "error: the disk is full; free some space and run the same command again\n"
 
 
 def test_bench_scoring_prints_one_json_object():

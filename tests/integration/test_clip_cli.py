@@ -121,6 +121,8 @@ def test_an_item(library, tmp_path):
         (["FILM", "--start", "x", "--end", "2"], "is no time"),
         (["FILM", "--start", "2", "--end", "1"], "later end"),
         (["none.mp4", "--start", "1", "--end", "2"], "there is no file"),
+        (["none.mp4"], "there is no file 'none.mp4'; name one"),
+        (["./two words.mp4"], "there is no file"),
         (["a film", "--start", "1"], "both --start and --end"),
         (["0" * 20], "no item"),
         (["a film", "--top", "2", "--out", "OUT/x.mp4"], "one file"),

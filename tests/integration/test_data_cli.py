@@ -174,6 +174,10 @@ def test_misuse_and_failure_are_told_apart(tmp_path: Path) -> None:
     failed = run("prepare", "msvd", "--annotations", tmp_path, "--out", tmp_path / "out")
     assert isinstance(failed.exception, DataError)
     (tmp_path / "captions.csv").write_text("video,caption\na.mp4,a dog\n")
+    nowhere = ["--videos", tmp_path / "none", "--out", tmp_path / "out"]
+    failed = run("prepare", "csv", "--annotations", tmp_path / "captions.csv", *nowhere)
+    assert "none is not a folder; give the folder that holds the videos" in str(failed.exception)
+    assert not (tmp_path / "out").exists()
     nothing = run("prepare", "csv", "--annotations", tmp_path / "captions.csv", "--out", tmp_path / "o")
     assert "not one of 1 videos could be read" in str(nothing.exception)
 

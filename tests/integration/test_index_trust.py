@@ -21,7 +21,7 @@ from clips import steady, write_video
 from gare import GARE, GareConfig
 from gare.data.workers import Limits
 from gare.library.index import index_run
-from gare.library.index.commit import Copy, Source, copy_rows
+from gare.library.index.commit import Copy, Source, Writer, copy_rows
 from gare.library.index.content_hash import HashQueue
 from gare.library.index.extract_task import ExtractTask
 from gare.library.index.index_report import IndexReport
@@ -349,13 +349,13 @@ def test_a_file_that_is_gone_takes_the_items_of_every_split_along(
     index(store, model, root)
     (root / "a.mp4").unlink()
     os.utime(root / "b.mp4")
-    real = index_run.Writer.forget
+    real = Writer.forget
 
     def forget(self: Any, paths: Any) -> None:
         store.upsert(*make_rows([str(root / "a.mp4")], start=[1.0], stamp=store.stamp))
         real(self, paths)
 
-    monkeypatch.setattr(index_run.Writer, "forget", forget)
+    monkeypatch.setattr(Writer, "forget", forget)
     index(store, model, root)
     assert store.items_of([str(root / "a.mp4")]) == {}
 

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from clips import read_number, steady, write_video
+from gare.cli import index_command
 from gare.data.decoder_messages import Alive, Facts, Failure
 from gare.data.workers import Limits, WorkerPool
 from gare.errors import ConfigError, LibraryError
@@ -31,6 +33,7 @@ from gare.library.index.extract import (
     make_strip,
 )
 from gare.library.index.extract_task import Extracted, ExtractTask, Segment
+from gare.library.index.index_report import IndexProgress
 from gare.library.index.plan import Known, check_roots, make_plan
 from gare.library.index.scan import FoundFile, Scan, scan_folders
 from gare.library.index.segment import Segmentation, ShotDetector, find_spans, parse_segmentation
@@ -396,3 +399,15 @@ def test_a_decoder_that_does_not_fit_into_memory_is_not_a_missing_one(
     monkeypatch.setattr(builtins, "__import__", refuse_av)
     with pytest.raises(MemoryError, match="not enough memory"):
         import_av()
+
+
+def test_a_name_does_not_write_to_the_terminal_through_the_progress_line(monkeypatch):
+    monkeypatch.setattr(index_command, "_LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    with index_command._show_progress(Console(file=out, width=200)) as show:
+        show(IndexProgress(1, 2, 0, "/films/new\nline\x1b[31m.mp4", at=3.0))
+        show(IndexProgress(2, 2, 0, "/fi\rlms/a.mp4"))
+    assert [line.rpartition("in ")[2] for line in out.getvalue().splitlines()] == [
+        r"new\nline\x1b[31m.mp4 at 0:00:03",
+        r"/fi\rlms",
+    ]

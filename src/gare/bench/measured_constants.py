@@ -101,8 +101,9 @@ def read_constants(path: Path | None = None) -> dict[str, Constant]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         if path is None:  # nothing measured yet, or written by another version
             return dict(CONSTANTS)
+        why = getattr(error, "strerror", None) or error
         raise GareError(
-            f"cannot read constants from {path}: {error}; gare bench writes such a file to {constants_path()}"
+            f"cannot read constants from {path}: {why}; gare bench writes such a file to {constants_path()}"
         ) from None
     return CONSTANTS | known
 

@@ -59,7 +59,7 @@ def audit(
         try:
             save_audit(result, out)
         except OSError as error:
-            raise LibraryError(f"the audit cannot be written to {out}: {error}") from None
+            raise LibraryError(f"the audit cannot be written to {out}: {error.strerror or error}") from None
         if not is_installed("analysis"):
             message = f"audit.png needs matplotlib, which is not installed: {install_command('analysis')}"
             stderr.print(message, markup=False, soft_wrap=True)

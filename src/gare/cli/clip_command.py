@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +114,8 @@ def _find_moments(
         raise ClipError("add both --start and --end, or none of them")
     if times is not None and not _ITEM_ID.fullmatch(what):
         raise ClipError(f"there is no file '{what}'; --start and --end are for a file or an item")
+    if not _ITEM_ID.fullmatch(what) and _names_a_file(what):
+        raise ClipError(f"there is no file '{what}'; name one, the id of an item, or words to search for")
     with Library.open(
         library or find_library(), model=model, device=choose_device(device), create=False, read_only=True
     ) as opened:
@@ -121,6 +124,13 @@ def _find_moments(
         if _ITEM_ID.fullmatch(what):
             return [moment_of_item(opened, what, times, length)]
         return moments_of_words(opened, what, top=top, where=where, length=length)
+
+
+def _names_a_file(what: str) -> bool:
+    """Whether this is the name of a video or a path, not words: a typing error must not cut another film."""
+    from gare.data.containers import VIDEO_SUFFIXES
+
+    return os.sep in what or (" " not in what and Path(what).suffix.lower() in VIDEO_SUFFIXES)
 
 
 def _is_file_name(out: Path) -> bool:

@@ -91,7 +91,7 @@ def evaluate(
     if task == "moments":
         _evaluate_moments(predictions, data, dataset, out, as_json)
         return
-    outputs = ScoreOutputs(scores_out, run_out, qrels_out, ranks_out, run_depth)
+    outputs = ScoreOutputs(scores_out, run_out, qrels_out, ranks_out, run_depth, result=out)
     given = {"--qrels": qrels, "--queries": queries, "--subset": subset, "--bank-scores": bank_scores}
     if scores is not None:
         _refuse_given(
@@ -99,9 +99,7 @@ def evaluate(
         )
         _check_protocol(protocol)
         read = ScoreInput(scores, qrels, data, split, queries, bank_scores, logit_scale, subset)
-        evaluate_scores_file(
-            read, outputs, protocol=protocol, selected_on=selected_on, out=out, as_json=as_json
-        )
+        evaluate_scores_file(read, outputs, protocol=protocol, selected_on=selected_on, as_json=as_json)
         return
     _refuse_given({**given, "--logit-scale": logit_scale != 1}, "a model; they are for --scores")
     if not model or data is None:
@@ -117,8 +115,8 @@ def evaluate(
     _check_protocol(protocol)
     outputs.check_places()
     bank = read_querybank(querybank) if querybank else None
-    selection, seed = _selection(Path(model), selected_on)
     loaded = GARE.from_pretrained(model).to(choose_device(device))
+    selection, seed = _selection(Path(model), selected_on)
     source = FrameSource.open(data, frames, allow_missing=allow_missing)
     if bank is not None and drop_overlap:
         bank = bank.without(source.manifest.captions(split))  # type: ignore[arg-type]

@@ -393,10 +393,13 @@ class _Lines:
 
 def _place(progress: IndexProgress) -> str:
     """The folder that is being read; how far a long file is read."""
+    from gare.library.index.scan import on_one_line
+
     if progress.at is None:
-        return _shorten(os.path.dirname(progress.path))
+        return on_one_line(_shorten(os.path.dirname(progress.path)))
     minutes, seconds = divmod(int(progress.at), 60)
-    return f"{_shorten(os.path.basename(progress.path))} at {minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+    name = on_one_line(_shorten(os.path.basename(progress.path)))
+    return f"{name} at {minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def _shorten(folder: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import typer
@@ -75,14 +77,37 @@ def options(
     """Text-video retrieval with gap-aware increments."""
 
 
+_FULL = "the disk is full; free some space and run the same command again"
+_NOT_ALLOWED = "you may not read or write this; choose another place, or change its permissions"
+_FILE_THERE = "there is a file where a folder is needed; choose another place"
+_PLACE_ERRORS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: "this disk is read-only; choose another place",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EEXIST: _FILE_THERE,  # of mkdir, which takes a folder that is there
+    errno.ENOTDIR: _FILE_THERE,
+    errno.EISDIR: "there is a folder where a file is needed; name a file",
+}
+
+
 def main() -> None:
     """Run a command; an error that a user can mend is printed without a traceback."""
     try:
         app()
     except GareError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[bold red]error:[/] {escape(str(error))}"
-        )
-        sys.exit(1)
+        _print_error(str(error))
+    except OSError as error:
+        if error.errno not in _PLACE_ERRORS:
+            raise
+        place = error.filename2 or error.filename  # of a rename, where the file was to go
+        name = f"{os.fspath(place)}: " if isinstance(place, (str, os.PathLike)) else ""
+        _print_error(name + _PLACE_ERRORS[error.errno])
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_error(message: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(message)}")
+    sys.exit(1)

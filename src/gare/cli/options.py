@@ -41,8 +41,10 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise QueryError(f"{path} cannot be read as text: {error}") from None
+    except OSError as error:
+        raise QueryError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise QueryError(f"{path} is not UTF-8 text; give a text file with one sentence a line") from None
     kept = [line.strip() for line in lines if line.strip()]
     if not kept:
         raise QueryError(f"{path} is empty; write one sentence a line")

@@ -35,6 +35,7 @@ def find_recipe(name: str, kind: str) -> Path:
     shipped = recipes_folder() / kind / f"{name}.toml"
     if path.parent == Path() and shipped.is_file():
         return shipped
+    problem = "is a folder" if path.is_dir() else "does not exist"
     raise ConfigError(
-        f"{name} does not exist; give the path of a TOML file, or one of {', '.join(recipe_names(kind))}"
+        f"{name} {problem}; give the path of a TOML file, or one of {', '.join(recipe_names(kind))}"
     )

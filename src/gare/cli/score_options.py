@@ -63,12 +63,19 @@ class ScoreOutputs:
     qrels: Path | None = None
     ranks: Path | None = None
     run_depth: int = 0
+    result: Path | None = None
+    """Where results.json goes; whoever measures writes it."""
 
     def check_places(self) -> None:
         """Refuse before the work what could not be written after it."""
         for path in (self.scores, self.run, self.qrels, self.ranks):
             if path is not None and not path.absolute().parent.is_dir():
                 raise EvaluationError(f"there is no folder {path.parent} to write {path.name} to")
+        for path in (self.result, self.scores, self.run, self.qrels, self.ranks):
+            if path is not None and path.is_dir():
+                raise EvaluationError(f"{path} is a folder; name a file, which may be in it")
+        if self.result is not None:  # its folder is made if it is not there
+            self.result.parent.mkdir(parents=True, exist_ok=True)
         if self.scores is not None and self.scores.suffix != ".safetensors":
             raise typer.BadParameter("name the file something.safetensors", param_hint="--scores-out")
 
@@ -93,7 +100,6 @@ def evaluate_scores_file(
     *,
     protocol: str,
     selected_on: str,
-    out: Path | None,
     as_json: bool,
 ) -> None:
     """`gare evaluate --scores`: the table of protocols, and the files that were asked for."""
@@ -101,10 +107,10 @@ def evaluate_scores_file(
     grid = given.grid()
     _warn_of_scale(grid.table)
     result = _result_of_scores(given, grid.table, protocol, selected_on)
-    if out is not None:
+    if outputs.result is not None:
         if result is None:
             raise EvaluationError("--out needs both directions, and the run lists only the best candidates")
-        result.save(out)
+        result.save(outputs.result)
     outputs.write(grid.table, result)
     _print_protocols(given, grid, protocol, as_json)
 

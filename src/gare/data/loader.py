@@ -101,8 +101,8 @@ class FrameSource:
         if absent and not allow_missing:
             raise DataError(
                 f"{len(absent)} of {len(videos)} videos have no frames, such as {', '.join(absent[:3])}. "
-                f"See what is wrong ('gare data check {path}'), mend them and prepare again, or allow "
-                "missing videos and report how many."
+                f"See what is wrong ('gare data check {path}'), mend them and prepare again, or "
+                "leave them out with --allow-missing (gare train: --set data.allow_missing=true)."
             )
         return cls(manifest.without(absent), num_frames, sampling, caches, tuple(absent))
 

@@ -65,8 +65,9 @@ def parse_reported(text: str, direction: Direction = "text_to_video") -> Reporte
         try:
             numbers.append(_typed(Measure.named(name or "R@1"), number.strip().rstrip("% ")))
         except ValueError as error:
+            why = f" ({error})" if str(error) else ""
             raise EvaluationError(
-                f"'{part}' is neither a file nor a number ({error}); write R@1=53.8,R@5=80.1, in percent"
+                f"'{part}' is neither a file nor a number{why}; write R@1=53.8,R@5=80.1, in percent"
             ) from None
     if not numbers:
         raise EvaluationError("no number was given; write R@1=53.8,R@5=80.1, in percent")
@@ -162,7 +163,10 @@ def read_json(path: Path) -> Any:
 
 
 def _typed(measure: Measure, number: str) -> Reported:
-    value, scale = float(number), 100 if measure.is_share else 1
+    try:
+        value, scale = float(number), 100 if measure.is_share else 1
+    except ValueError:
+        raise ValueError from None  # nothing to add: it is no number
     if not 0 <= value < float("inf") or (measure.is_share and value > 100):
         raise ValueError(f"{measure} cannot be {number}")
     decimals = len(number.partition(".")[2])

@@ -104,7 +104,10 @@ def _check_free(target: Path, overwrite: bool) -> None:
     if target.is_dir():
         raise LibraryError(f"{target} is a folder; name a file, such as {target / 'vectors.parquet'}")
     if target.exists() and not overwrite:
-        raise LibraryError(f"{target} exists already; choose another name, or allow it to be overwritten")
+        raise LibraryError(
+            f"{target} exists already; choose another name, or replace it with --overwrite "
+            "(in Python, overwrite=True)"
+        )
 
 
 def _export_schema(stamp: ModelStamp) -> pa.Schema:

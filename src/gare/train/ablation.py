@@ -108,6 +108,7 @@ def run_ablation(
     for config in configs.values():
         if config.data not in sources:
             sources[config.data] = open_source(config.data)
+            sources[config.data].manifest.videos(split)  # a split that is not there is told before training
 
     def finish(cell: Cell) -> EvaluationResult:
         path, config = cell.folder / f"results-{split}.json", configs[cell]

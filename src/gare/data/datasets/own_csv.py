@@ -18,6 +18,8 @@ def read(annotations: Path, *, videos: Path | None = None) -> Manifest:
     """
     if annotations.is_dir():
         raise DataError(f"{annotations} is a folder; give the CSV file with the columns video,caption")
+    if videos is not None and not videos.is_dir():
+        raise DataError(f"{videos} is not a folder; give the folder that holds the videos")
     problems = Problems(annotations)
     first_line: dict[tuple[str, str], int] = {}
     rows = []

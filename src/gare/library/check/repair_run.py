@@ -36,7 +36,8 @@ from gare.library.check.row_data import DataDamage, read_items, stage1_of
 from gare.library.index.commit import add_frame_checksums
 from gare.library.index.content_hash import hash_file
 from gare.library.index.encode_segments import encode_file
-from gare.library.index.index_run import Kept, encode_again
+from gare.library.index.file_outcomes import Kept
+from gare.library.index.index_run import encode_again
 from gare.library.index.scan import FoundFile
 from gare.library.index.segment import parse_segmentation
 from gare.library.store import ModelStamp, Store, fetch_readable
