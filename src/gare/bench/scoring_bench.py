@@ -16,8 +16,8 @@ from gare.types import TextFeatures, VideoFeatures
 
 @dataclass(frozen=True)
 class ScoringBenchmark:
-    """Times in milliseconds; `floor_ms` is the bare matrix product of the texts with the cards' vectors, taken
-    as scoring takes it: by torch, or by oneDNN where that is faster."""
+    """Times in milliseconds; `floor_ms` is the bare matrix product of the texts with the cards' vectors,
+    taken as scoring takes it: by torch, or by oneDNN where that is faster."""
 
     texts: int
     videos: int
