@@ -1,14 +1,16 @@
 """Everything about exact search that only a GPU can tell, in one run of less than four minutes.
 
-    PYTHONPATH=src python experiments/gpu_exact.py [SECONDS [SHRINK]] [--out FILE]
+    PYTHONPATH=src python experiments/gpu_exact.py [SECONDS [SHRINK]] [--out FILE] [--only WORD]
 
 Prints a JSON line for each result as soon as it is there, and writes all of them to FILE: scores in one
 kernel beside the bare matrix product; a million videos and 100,000 in the GPU's memory beside the bare
 reading of their bytes, which step and which kernel takes how long, the search without one of its shortcuts,
 each shape of a kernel, lists compared with float64 of every pair; a library on the GPU, where a store is
 installed. Every part has its own time. What fails or is late is a line with its
-error, and the next one follows. Kernels are compiled before, a process for each. SHRINK divides all sizes:
-with 20,000 and TRITON_INTERPRET=1 it runs on a CPU, to be tried before a GPU is lent.
+error and what it had measured, and the next one follows. Kernels are compiled before, a process for each.
+`--only` runs the parts whose names have WORD in them, to go on after an error that a device does not
+survive. SHRINK divides all sizes: with 20,000 and TRITON_INTERPRET=1 it runs on a CPU, to be tried before a
+GPU is lent.
 """
 
 from __future__ import annotations
@@ -46,9 +48,18 @@ from gare.interaction import (
 from gare.types import TextFeatures, VideoFeatures
 
 STARTED = time.perf_counter()
-OUT = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
 LINES: list[dict[str, Any]] = []
+KEPT: dict[str, Any] = {}
+"""What the present part has measured so far: it is said even if the part does not come to its end."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def option(name: str) -> str | None:
+    """What stands after the name of an option."""
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None
+
+
+OUT, ONLY = option("--out"), option("--only") or ""
 
 
 def say(name: str, **values: Any) -> None:
@@ -56,11 +67,16 @@ def say(name: str, **values: Any) -> None:
     LINES.append({"part": name, "at_s": round(time.perf_counter() - STARTED, 1)} | values)
     print(json.dumps(LINES[-1], default=str), flush=True)
     if OUT is not None:
-        OUT.write_text(json.dumps({"command": " ".join(sys.argv), "lines": LINES}, indent=1, default=str))
+        Path(OUT).write_text(
+            json.dumps({"command": " ".join(sys.argv), "lines": LINES}, indent=1, default=str)
+        )
 
 
 def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
     """A part of the run, for so long at most; whatever happens, the next one follows."""
+    if ONLY not in name:
+        return
+    KEPT.clear()
     if seconds < 2:
         say(name, skipped="no time is left")
         return
@@ -73,7 +89,8 @@ def run(name: str, part: Callable[[], dict[str, Any]], seconds: float) -> None:
     try:
         say(name, **part())
     except BaseException as error:
-        say(name, error=f"{type(error).__name__}: {error}"[:500], where=traceback.format_exc()[-700:])
+        what = f"{type(error).__name__}: {error}"[:500]
+        say(name, **KEPT, error=what, where=traceback.format_exc()[-700:])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.collect()
@@ -144,22 +161,18 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
     error = (found_TV[:64, :64].double() - true_TV).abs().max().item()
     exact.to(dtype)
     rows_ND, text_DT = random(36 * num_videos, 512), text.text_TD.mT.contiguous()
-    floor_ms = event_ms(lambda: rows_ND @ text_DT)
+    KEPT.update(texts=num_texts, videos=num_videos, dtype=str(dtype), largest_error=error)
+    KEPT["floor_ms"] = event_ms(lambda: rows_ND @ text_DT)
+    KEPT["device_ms"] = event_ms(lambda: exact.score(text, cards))
+    KEPT["wall_ms"] = wall_ms(lambda: exact.score(text, cards))
+    KEPT["host_us"] = host_us(lambda: exact.score(text, cards))
     kernel = gap_aware_cuda._score_kernel
-    alone = kernel_ms(lambda: exact.score(text, cards)) if DEVICE.type == "cuda" else {}
-    return {
-        "texts": num_texts,
-        "videos": num_videos,
-        "dtype": str(dtype),
-        "wall_ms": wall_ms(lambda: exact.score(text, cards)),
-        "device_ms": event_ms(lambda: exact.score(text, cards)),
-        "floor_ms": floor_ms,
-        "largest_error": error,
-        "host_us": host_us(lambda: exact.score(text, cards)),
-        "kernels_ms": alone.get("kernels_ms"),
-        "shape": str(getattr(kernel, "best_config", "")),
-        "shapes_ms": {str(config): ms[0] for config, ms in getattr(kernel, "configs_timings", {}).items()},
-    }
+    KEPT["shape"] = str(getattr(kernel, "best_config", ""))
+    timings = getattr(kernel, "configs_timings", None) or {}
+    KEPT["shapes_ms"] = {str(config): ms[0] for config, ms in timings.items()}
+    if DEVICE.type == "cuda":
+        KEPT["kernels_ms"] = kernel_ms(lambda: exact.score(text, cards))["kernels_ms"]
+    return KEPT
 
 
 # --- a table on the GPU -------------------------------------------------------------------------------------
@@ -179,9 +192,10 @@ def resident(
     def fill() -> dict[str, Any]:
         if DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        made.append(ResidentRun(case, DEVICE))
-        seconds = made[0].fill()
-        return {"case": dataclasses.asdict(case), "seconds": seconds, "gb": made[0].table_bytes / 1e9}
+        filled = ResidentRun(case, DEVICE)
+        seconds = filled.fill()
+        made.append(filled)
+        return {"case": dataclasses.asdict(case), "seconds": seconds, "gb": filled.table_bytes / 1e9}
 
     def times() -> dict[str, Any]:
         peak = {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if DEVICE.type == "cuda" else {}
@@ -234,29 +248,31 @@ def steps_ms(made: ResidentRun) -> dict[str, Any]:
             pair_P2, score_P
         ),
     }
-    return {
-        "rows": len(rows_U),
-        "pairs": len(pair_P2),
-        "largest_difference": (score_P - reference_P).abs().max().item(),
-        "device_ms": {name: event_ms(step) for name, step in steps.items()},
-        "host_us": {name: host_us(step) for name, step in steps.items()},
-    }
+    KEPT.update(rows=len(rows_U), pairs=len(pair_P2), device_ms={}, host_us={})
+    KEPT["largest_difference"] = (score_P - reference_P).abs().max().item()
+    for name, step in steps.items():
+        KEPT["device_ms"][name], KEPT["host_us"][name] = event_ms(step), host_us(step)
+    return KEPT
 
 
 def without(made: ResidentRun) -> dict[str, Any]:
     """A search as it is, and without one of the things that are to make it faster."""
-    table, shipped = made._table, wall_ms(made.search)
-    found = {"as shipped": shipped}
+    table, found = made._table, KEPT.setdefault("search_ms", {})
+    found["as shipped"] = wall_ms(made.search)
     replayed = table._replayed
     table.__dict__["_replayed"] = lambda function, *arguments: function(*arguments)
-    found["kernels launched one by one"] = wall_ms(made.search)
-    table.__dict__["_replayed"] = replayed
+    try:
+        found["kernels launched one by one"] = wall_ms(made.search)
+    finally:
+        table.__dict__["_replayed"] = replayed
     largest = pair_scores_cuda._LARGEST_TILE
     pair_scores_cuda._LARGEST_TILE, resident_table._WHOLE_AT_ONCE = 0, 4096
-    found["pairs scored by torch"] = wall_ms(made.search)
-    pair_scores_cuda._LARGEST_TILE = largest
+    try:
+        found["pairs scored by torch"] = wall_ms(made.search)
+    finally:
+        pair_scores_cuda._LARGEST_TILE = largest
     found["as shipped, again"] = wall_ms(made.search)
-    return {"search_ms": found}
+    return KEPT
 
 
 TUNED = {
@@ -275,19 +291,31 @@ def choose(kernel: Any, shapes: list[Any]) -> None:
 
 def shapes_ms(made: ResidentRun) -> dict[str, Any]:
     """Each shape of the kernels of both rungs over all videos, the others as they were chosen."""
-    table, text, found = made._table, made.text, {}
+    table, text = made._table, made.text
     passes: dict[str, Callable[[], object]] = {
         "first": lambda: table.first_rung(text, made.case.top),
         "product": lambda: table.bounds(text),
         "bounds": lambda: table.bounds(text),
     }
     for name, (kernel, shapes) in TUNED.items():
-        found[name] = {"chosen": str(kernel.best_config)}
-        for shape in shapes:
-            choose(kernel, [shape])
-            found[name][str(shape)] = event_ms(passes[name], 5)
-        choose(kernel, shapes)
-    return found
+        found = KEPT[name] = {"chosen": str(getattr(kernel, "best_config", ""))}
+        try:
+            for shape in shapes:
+                choose(kernel, [shape])
+                found[str(shape)] = event_or_error(passes[name])
+        finally:
+            choose(kernel, shapes)
+    return KEPT
+
+
+def event_or_error(function: Callable[[], object]) -> float | str:
+    """Milliseconds on the device; where a shape does not fit it, what it says."""
+    try:
+        return event_ms(function, 5)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
 
 
 def kernel_ms(function: Callable[[], object]) -> dict[str, Any]:
@@ -384,7 +412,7 @@ def main(seconds: float, shrink: int) -> None:
 
     half = torch.bfloat16
     few, many = max(2, 1000 // shrink), max(2, 10_000 // shrink)
-    running = start_compiling() if DEVICE.type == "cuda" else {}
+    running = start_compiling() if DEVICE.type == "cuda" and not ONLY else {}
     smaller = ResidentCase(100_000 // shrink, 16, 100)
     million = replace(smaller, num_items=1_000_000 // shrink)
     run("compile", lambda: wait_for_kernels(running, "scores", 45), left())
@@ -411,5 +439,6 @@ if __name__ == "__main__":
     if "--compile" in sys.argv:
         compile_kernel(sys.argv[-1])
     else:
-        words = sys.argv[1 : sys.argv.index("--out")] if "--out" in sys.argv else sys.argv[1:]
+        given = {OUT, ONLY, "--out", "--only"}
+        words = [word for word in sys.argv[1:] if word not in given]
         main(float(words[0]) if words else 230.0, int(words[1]) if len(words) > 1 else 1)

@@ -450,9 +450,20 @@ def _in_process(name: str, seconds: float) -> dict[str, Any]:
         found = late.stdout or b""
         printed = found.decode() if isinstance(found, bytes) else found
         failed = f"more than {seconds:.0f} s"
-    lines = [line for line in printed.splitlines() if line.startswith("{")]
-    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    result = last_result(printed)
     return result if failed is None else result | {"error": failed}
+
+
+def last_result(printed: str) -> dict[str, Any]:
+    """The last whole line of JSON: a part that is stopped may leave half of one."""
+    for line in reversed(printed.splitlines()):
+        try:
+            result: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            return result
+    return {}
 
 
 if __name__ == "__main__":

@@ -44,6 +44,16 @@ _OTHER_CACHES = {
     "UV_CACHE_DIR": "uv",
 }
 
+_PATIENT_RAY = {
+    "RAY_worker_niceness": "0",  # Ray's 15 is next to nothing on a busy machine
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_memory_monitor_refresh_ms": "0",  # Ray ends processes where others fill the memory
+    "RAY_local_fs_capacity_threshold": "1",
+}
+"""How Ray is started in tests: by itself, it ends what starts slowly, and what runs on a full machine."""
+
 
 def _leave_the_users_files_alone() -> Path:
     """What `gare` measures and keeps goes to a cache of this run; others find theirs where they were.
@@ -55,6 +65,8 @@ def _leave_the_users_files_alone() -> Path:
         if (users / name).is_dir():
             os.environ.setdefault(variable, str(users / name))
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    for variable, value in _PATIENT_RAY.items():
+        os.environ.setdefault(variable, value)
     cache = Path(tempfile.mkdtemp(prefix="gare-tests-"))
     os.environ["XDG_CACHE_HOME"] = str(cache)
     return cache

@@ -9,7 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -17,17 +21,25 @@ from servers import HANG_S, wait_until
 
 
 class Machines:
-    """Ray nodes of one core each."""
+    """Ray nodes of one core each.
 
-    def __init__(self, num_nodes: int = 3) -> None:
+    Args:
+        client_port: where the head answers to machines that are none of them; 0 is nowhere.
+    """
+
+    def __init__(self, num_nodes: int = 3, *, client_port: int = 0) -> None:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
-        self.nodes = [self._add(include_dashboard=False), *(self._add() for _ in range(num_nodes - 1))]
+        head = self._add(include_dashboard=False, ray_client_server_port=client_port or None)
+        self.nodes = [head, *(self._add() for _ in range(num_nodes - 1))]
         self.address = self.cluster.address
 
     def _add(self, **more: Any) -> Any:
-        node = self.cluster.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20, **more)
+        from ray._private import services
+
+        with patch.object(services, "get_node", partial(_wait_for_node, services.get_node)):
+            node = self.cluster.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20, **more)
         self.cluster._wait_for_node(node, HANG_S)  # by itself it would wait for half a minute
         return node
 
@@ -37,6 +49,19 @@ class Machines:
     def kill_one(self) -> None:
         """As if its power was cut."""
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+
+def _wait_for_node(get_node: Callable[..., Any], *arguments: Any) -> Any:
+    """What Ray knows of a node, once it has started. By itself, Ray gives up after half a minute."""
+    found: list[Any] = []
+
+    def is_there() -> bool:
+        with suppress(RuntimeError):
+            found.append(get_node(*arguments))
+        return bool(found)
+
+    wait_until(is_there, "a machine of Ray")
+    return found[0]
 
 
 class DoomedMachines:

@@ -20,10 +20,12 @@ from gare.interaction.peers.pig import chosen_tokens
 from gare.interaction.peers.prost import window_mask
 from gare.interaction.peers.ts2_net import weighted_cosines
 from gare.objective import Loss, ObjectiveConfig, training_loss
+from gare.objective.banzhaf_term import Banzhaf
 from gare.objective.contrastive_term import symmetric_infonce
 from gare.objective.decorrelation_term import decorrelation, feature_correlation
 from gare.objective.denoising_term import denoising
 from gare.objective.hard_negative_term import negative_aware
+from gare.objective.loss_term import ScoredBatch
 from gare.objective.neighbor_term import transport_target
 from method_goldens import agrees, golden
 
@@ -173,6 +175,7 @@ def test_xpool():
     method = case.build("xpool", dropout=0.0)
     agrees(method.score(text, video), case.outputs["scores_TV"])
     agrees(method.score_pairs(text, video).scores_TV, case.outputs["scores_TV"])
+    agrees(method.pair_vectors(text, video).other_TVD, unit(case.outputs["pooled_TVD"]))
     four = case.build("xpool", dropout=0.0, num_heads=4)
     agrees(four.score(text, video), case.outputs["scores_four_heads_TV"])
     loss = symmetric_infonce(method.score_pairs(text[:4], video).scores_TV, SCALE)
@@ -260,6 +263,13 @@ def test_hbi():
     agrees(parts["scores:top"], case.outputs["scores_top_TV"])
     grid_NWF = case.inputs["grid_N1WF"].squeeze(1)
     agrees(method.estimators[0](grid_NWF)[:, None], case.outputs["estimator_N1WF"])
+    game = Banzhaf(second_axis="batch")
+    parts = method.training_parts(case.text(4), case.video())
+    for index, level in ((1, "middle"), (2, "top")):
+        alone = {name: x for name, x in parts.items() if name.endswith(f":{index}")}
+        scores_TV = parts[f"scores:{level}"]
+        found = game(ScoredBatch(PairScores(scores_TV, None, alone), SCALE))
+        agrees(symmetric_infonce(scores_TV, SCALE) + found, case.outputs[f"loss_{level}"])
     loss = trained(method, case.text(4), case.video(), banzhaf={"second_axis": "batch"})
     agrees(loss.total, case.outputs["loss_total"])
     loss.total.backward()

@@ -124,8 +124,9 @@ def test_a_run_follows_the_authors(golden, facts, batches, dtype, steps, toleran
             assert ours == pytest.approx(theirs, rel=tolerance), (scalar, step)
     for term in ("kl", "direction", "radius"):
         for step, (ours, theirs) in enumerate(zip(seen[term], expected[term], strict=True)):
-            # In float32 both runs round small differences of radii: there a share of all three together.
-            whole = theirs if dtype == torch.float64 else expected["regulariser"][step]
+            # In float32 both runs round small differences of radii: before the last step, a share of all.
+            is_rounded = dtype == torch.float32 and term == "radius" and step + 1 < NUM_STEPS
+            whole = expected["regulariser"][step] if is_rounded else theirs
             assert ours == pytest.approx(theirs, abs=tolerance * abs(whole)), (term, step + 1)
     for step, rates in enumerate(seen["rates"]):
         theirs = {values[step] for values in facts["steps"]["learning_rates"].values()}

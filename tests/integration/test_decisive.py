@@ -188,6 +188,16 @@ def test_intervals_see_a_difference_and_none(tmp_path):
     assert decisive_table.verdict(found, 8)[-1] == "- 5 of 6 primary comparisons were not run"
 
 
+@pytest.mark.parametrize("run", ["decisive", "decisive-2"])
+def test_the_tables_in_the_repository_are_made_from_the_ranks_beside_them(run, tmp_path):
+    folder = EXPERIMENTS / "results" / run
+    for name in ("ranks.npz", "shares.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    assert decisive_table.write_table(tmp_path) == (folder / "table.md").read_text(encoding="utf-8")
+    made, kept = (json.loads((each / "table.json").read_text()) for each in (tmp_path, folder))
+    assert made == kept
+
+
 def test_the_plan_has_every_row_task_and_temperature():
     plan = decisive.make_plan(7_000)
     cells = [cell for group in plan for cell in group]

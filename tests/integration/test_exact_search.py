@@ -55,6 +55,11 @@ def fill(library: gare.Library, count: int = NUM_ITEMS, first: int = 0) -> None:
     rng = np.random.default_rng(first)
     means = rng.normal(size=(count, 1, stamp.dim))
     vectors = (means + 0.2 * rng.normal(size=(count, stamp.num_frames, stamp.dim))).astype("<f2")
+    put(library, items, frames, vectors)
+
+
+def put(library: gare.Library, items: pa.Table, frames: pa.Table, vectors: np.ndarray) -> None:
+    """Write the items, with these vectors of their frames."""
     number = frames.schema.get_field_index("vectors")
     column = pa.array([row.tobytes() for row in vectors], pa.large_binary())
     video = gare.VideoFeatures(
@@ -192,6 +197,39 @@ def test_moments_of_films_are_those_of_exhaustive_scoring(by: str, tmp_path: Pat
             assert exact.certificate is not None
             assert [hit.score for hit in exact] == pytest.approx([hit.score for hit in scored], abs=1e-12)
             assert list(map(parts, exact)) == list(map(parts, scored))
+
+
+@pytest.mark.parametrize("name", ["gare", "mean"])
+@pytest.mark.parametrize("top", [1, 8])
+def test_other_windows_of_a_file_are_those_of_exhaustive_scoring(name: str, top: int, tmp_path: Path) -> None:
+    """A hit may be the first window of its file, and another match less than items that are no hits."""
+    with gare.Library.open(tmp_path / "library", model=make_model(0.1, name=name)) as library:
+        fill_windows(library, "a dog runs", num_other=300)
+        exact = library.search("a dog runs", top=top, exact=True)
+        assert [exact[0].path, exact[0].start] == ["/videos/long.mp4", 0.0]
+        assert [other.start for other in exact[0].others] == [10.0]
+        assert exact == library.search("a dog runs", top=top, exhaustive=True)
+
+
+def fill_windows(library: gare.Library, query: str, num_other: int) -> None:
+    """Windows of one file: the best item, one that matches less than thirty files do, one that does not."""
+    stamp = model_stamp(library.model, "x")
+    likeness = [1.0, 0.8, 0.0, *[0.9] * 30, *[0.0] * (num_other - 30)]
+    paths = [*["/videos/long.mp4"] * 3, *[f"/videos/{number}.mp4" for number in range(num_other)]]
+    start = [0.0, 10.0, 20.0, *[0.0] * num_other]
+    keys = [f"{number:x}/windows:10/{second:.3f}/f00" for number, second in enumerate(start)]
+    items, frames = make_rows(
+        paths, stamp=stamp, start=start, end=[second + 10 for second in start], frames_key=keys
+    )
+    text_D = library.model.encode_text([query]).text_TD[0].detach().numpy()
+    rng = np.random.default_rng(0)
+    unit_ND = rng.normal(size=(len(paths), stamp.dim))
+    unit_ND -= np.outer(unit_ND @ text_D, text_D) / (text_D @ text_D)
+    unit_ND /= np.linalg.norm(unit_ND, axis=1, keepdims=True)
+    share_N1 = np.array(likeness)[:, None]
+    means_ND = share_N1 * text_D / np.linalg.norm(text_D) + np.sqrt(1 - share_N1**2) * unit_ND
+    vectors = np.repeat(means_ND[:, None], stamp.num_frames, axis=1).astype("<f2")
+    put(library, items, frames, vectors)
 
 
 def test_items_come_and_go(library: gare.Library) -> None:

@@ -146,7 +146,8 @@ def test_a_hub_id_is_downloaded_and_loaded(hub, tmp_path, tiny_model):
 
 def test_an_unknown_hub_id_says_what_to_do(hub, tmp_path):
     result = load("someone/else", hub, tmp_path / "cache")
-    assert "CheckpointError: 'someone/else' is not a folder here" in result.stderr
+    message = "CheckpointError: 'someone/else' is not a folder here, and the hub has no model of that name"
+    assert message in result.stderr
 
 
 ENCODE = """
@@ -176,6 +177,22 @@ def test_a_dual_encoder_is_downloaded_without_what_it_does_not_need(tmp_path):
     assert again.stdout == result.stdout, again.stderr
     other = load("someone/other", "http://127.0.0.1:9", tmp_path / "cache", client=ENCODE, offline="1")
     assert "hf download someone/other --local-dir FOLDER), bring the folder along" in other.stderr
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_download_that_was_cut_off_before_the_weights_says_so_without_a_network(offline, tmp_path):
+    """An older client left no list of files beside them, by which a newer one sees that some are missing."""
+    repository = tmp_path / "hub" / "models--someone--clip"
+    folder = save_family("clip", repository / "snapshots" / COMMIT)
+    (folder / "model.safetensors").unlink()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    result = load("someone/clip", "http://127.0.0.1:9", tmp_path, client=ENCODE, offline=offline)
+    error = result.stderr[result.stderr.rindex("CheckpointError: ") :]
+    assert "hf download someone/clip --local-dir FOLDER), bring the folder along" in error
+    assert "pickle" not in error
+    expected = "its download was cut off" if offline == "1" else "the hub did not give it"
+    assert expected in error
 
 
 def test_a_pickle_on_the_hub_is_left_there(tmp_path):

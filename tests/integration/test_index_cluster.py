@@ -29,7 +29,17 @@ from gare.library.index.object_files import SCRATCH_VARIABLE
 from gare.version import __version__
 from library_state import State, read_state
 from ray_machines import DoomedMachines, Machines
-from servers import HANG_S, PRIMARY, Postgres, SeaweedFS, address_of_all, kill_hard, replicated, wait_until
+from servers import (
+    HANG_S,
+    PRIMARY,
+    Postgres,
+    SeaweedFS,
+    address_of_all,
+    free_port,
+    kill_hard,
+    replicated,
+    wait_until,
+)
 from warm import run_gare
 
 
@@ -62,16 +72,21 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def machines(seaweedfs: SeaweedFS, scratch: Path) -> Iterator[Machines]:
+def client_port() -> int:
+    """Where the cluster answers to machines that are not part of it."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def machines(seaweedfs: SeaweedFS, scratch: Path, client_port: int) -> Iterator[Machines]:
     """They know the storage, as every machine must that works on a library there."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seaweedfs.environment.items():
             patch.setenv(name, value)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine Ray's 15 is next to nothing
         patch.setenv(SCRATCH_VARIABLE, str(scratch))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(DRIVER.parent), os.environ.get("PYTHONPATH", "")]))
-        machines = Machines()
+        machines = Machines(client_port=client_port)
         with connected(machines.address, user="a test"):
             yield machines
         machines.cluster.shutdown()
@@ -319,8 +334,9 @@ def test_stopped_it_says_so_and_the_same_command_goes_on(
 
 
 def test_detached_the_cluster_goes_on_alone(machines: Machines, scene: Scene, reference: State) -> None:
+    """At once: what looks after the workers has begun by then, although nobody else would start it."""
     scene.hold()
-    report = scene.index(is_interrupted=lambda: bool(scene.begun()), detach=True)
+    report = scene.index(is_interrupted=lambda: True, detach=True)
     assert report.interrupted
     scene.go()
     wait_until(lambda: _is_finished(scene), "the end of the run")
@@ -340,6 +356,26 @@ def test_the_commands_say_what_they_do(machines: Machines, scene: Scene, referen
         "finished: 11 of 11 files, 3 of 3 shards"
     )
     assert run_gare("index", "--stop", *library).stdout == "no run is under way\n"
+
+
+def test_a_command_outside_of_the_cluster_comes_in_by_the_port_for_others(
+    machines: Machines, client_port: int, scene: Scene, reference: State
+) -> None:
+    address = f"ray://127.0.0.1:{client_port}"
+    command = ("index", scene.source, "--library", scene.uri, "--ray", address, "--json")
+    said: list[str] = []
+
+    def has_come_in() -> bool:
+        """Ray gives the process that it starts for each client half a minute."""
+        done = run_gare(*command)
+        said[:] = [done.stdout]
+        is_slow = f"no Ray cluster at {address}" in done.stderr
+        assert done.returncode == 0 or is_slow, done.stderr
+        return done.returncode == 0
+
+    wait_until(has_come_in, "the port for others")
+    assert json.loads(said[0])["new"] == NUM_VIDEOS
+    scene.check(reference)
 
 
 def test_machines_with_another_version_are_named_and_nothing_waits_for_them(

@@ -599,6 +599,18 @@ def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path)
     weights = models[0] / "model.safetensors"
     card = b"---\nlicense: mit\nlanguage:\n- en\n---\n"
     put_into_cache(hub, "me/towers", {"config.json": towers, "model.safetensors": weights, "README.md": card})
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    cut_off = tmp_path / "model.safetensors"
+    cut_off.write_bytes(weights.read_bytes()[:300])
+    put_into_cache(hub, "me/cut-off", {"config.json": towers, "model.safetensors": cut_off})
+    shards = {"model.safetensors": weights, "model.safetensors.index.json": index}
+    put_into_cache(hub, "me/shards", {"config.json": towers, **shards})
+    no_number = {"config.json": towers | {"projection_dim": "x"}, "model.safetensors": weights}
+    put_into_cache(hub, "me/no-number", no_number)
+    odd_card = b"---\nlanguage: 3\n---\n"
+    put_into_cache(
+        hub, "me/odd", {"config.json": towers, "model.safetensors": weights, "README.md": odd_card}
+    )
     put_into_cache(hub, "me/words", {"config.json": {"model_type": "bert"}, "model.safetensors": weights})
     # A process of its own: the hub library reads where its cache is when it is imported.
     found = subprocess.run(
@@ -618,8 +630,9 @@ def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path)
     )  # one from its file, one from the table
     assert (listed["me/towers"]["where"], listed["me/towers"]["dim"]) == ("cache", 512)
     assert (listed["me/towers"]["licence"], listed["me/towers"]["languages"]) == ("mit", ["en"])
+    assert listed["me/odd"]["languages"] == ["3"]
     assert listed["me/towers"]["memory_bytes"] == listed["me/mine"]["memory_bytes"] > 1000
-    assert "me/words" not in listed
+    assert not {"me/words", "me/cut-off", "me/shards", "me/no-number"} & listed.keys()
     assert listed["google/siglip2-base-patch16-224"]["where"] == "hub"
     assert listed["google/siglip2-base-patch16-224"]["memory_bytes"] == 4 * 375_187_970
 

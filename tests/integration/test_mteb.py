@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import datasets
+import mteb
 import pytest
 import torch
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
 from PIL import Image
 
 from clips import write_video
 from dual_encoders import save_family
 from gare import GARE, GareConfig
 from gare.errors import EvaluationError
-
-mteb = pytest.importorskip("mteb", reason="the extra 'mteb' is not installed")
-datasets = pytest.importorskip("datasets", reason="the extra 'mteb' is not installed")
-
-from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
-from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
-
-from gare.integrations.mteb_models import MtebEncoder, MtebSearch  # noqa: E402
-from gare.library.search.stage1 import stage1_queries, stage1_vectors  # noqa: E402
+from gare.integrations.mteb_models import MtebEncoder, MtebSearch
+from gare.library.search.stage1 import stage1_queries, stage1_vectors
 
 COLOURS = [
     "red",

@@ -201,18 +201,63 @@ def test_a_clip_model_is_refused(tmp_path):
     assert "is a XCLIPModel, without vectors for pictures" in refused(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
-        (lambda f: (f / "config.json").write_text('{"model_type": "jina_clip"}'), "code of strangers"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no weights: no file there ends in .safetensors"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 99), "cannot be loaded"),
-        (lambda f: (f / "processor_config.json").unlink(), "has no image processor that can be used"),
-        (lambda f: [path.unlink() for path in f.glob("tokenizer*")], "has no tokeniser that can be used"),
-    ],
-    ids=["config", "remote code", "no weights", "damaged weights", "no processor", "no tokeniser"],
-)
+def edit(name: str, *place: str, **changes: Any):
+    """A damage: settings of a file of JSON, changed; None takes one away."""
+
+    def damage(folder: Path) -> None:
+        values = json.loads((folder / name).read_text())
+        part = values
+        for key in place:
+            part = part[key]
+        part |= changes
+        for key in [key for key, value in changes.items() if value is None]:
+            del part[key]
+        (folder / name).write_text(json.dumps(values))
+
+    return damage
+
+
+PROCESSOR, TOKENIZER = "processor_config.json", "tokenizer_config.json"
+HUGE = 10**6
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 605157884\n"
+DAMAGES = {
+    "config": (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
+    "list": (lambda f: (f / "config.json").write_text("[]"), "config.json is damaged (it has no settings"),
+    "no type": (edit("config.json", model_type=None), "does not say which model of transformers this is"),
+    "remote code": (lambda f: (f / "config.json").write_text('{"model_type": "jina_clip"}'), "of strangers"),
+    "no config of texts": (
+        edit("config.json", text_config="x"),
+        "has settings that a clip of transformers c",
+    ),
+    "fewer layers": (
+        edit("config.json", "vision_config", num_hidden_layers=1),
+        "fewer layers than the weigh",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "has no weights: no file there ends in .saf",
+    ),
+    "damaged weights": (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 99), "cannot be loaded"),
+    "git's pointer": (lambda f: (f / "model.safetensors").write_text(POINTER), "Run 'git lfs pull'"),
+    "no processor": (
+        lambda f: (f / PROCESSOR).unlink(),
+        "no image processor that can be used (there is neit",
+    ),
+    "damaged processor": (lambda f: (f / PROCESSOR).write_text("{"), "no image processor that can be used"),
+    "huge pictures": (
+        edit(PROCESSOR, "image_processor", size={"shortest_edge": HUGE}),
+        "its pictures have a side of 1,000,000 pixels",
+    ),
+    "no tokeniser": (
+        lambda f: [x.unlink() for x in f.glob("tokenizer*")],
+        "has no tokeniser that can be used",
+    ),
+    "no room": (edit(TOKENIZER, model_max_length=2), "have no room for a word; mend model_max_length"),
+    "negative room": (edit(TOKENIZER, model_max_length=-3), "have no room for a word; mend model_max_length"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_a_broken_folder_says_what_is_wrong(damage, message, folder_of, tmp_path):
     folder = copied(folder_of("clip"), tmp_path / "model")
     damage(folder)
@@ -221,7 +266,60 @@ def test_a_broken_folder_says_what_is_wrong(damage, message, folder_of, tmp_path
         app, ["index", str(tmp_path), "--model", str(folder), "--library", f"{tmp_path}/l"]
     )
     assert done.exit_code != 0
+    assert message in str(done.exception)
     assert "Traceback" not in done.output
+
+
+def test_huge_patches_are_refused_too(folder_of, tmp_path):
+    folder = copied(folder_of("siglip2_naflex"), tmp_path / "model")
+    edit(PROCESSOR, "image_processor", max_num_patches=HUGE)(folder)
+    assert "and 4,096 are the most" in refused(folder)
+
+
+def test_a_folder_of_the_cache_names_the_model_in_it(folder_of, tmp_path):
+    model = copied(folder_of("clip"), tmp_path / "models--openai--clip" / "snapshots" / "abc")
+    assert refused(tmp_path / "models--openai--clip").endswith(f"Did you mean {model}?")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_in_other_precisions_score_as_transformers_does_in_float32(dtype, folder_of, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    state = {key: x.to(dtype) for key, x in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    edit("config.json", dtype=str(dtype).removeprefix("torch."))(folder)
+    model = GARE.from_pretrained(folder)
+    ours_TV = model.score(model.encode_text(TEXTS), model.encode_video([[each] for each in pictures()]))
+    save_file(
+        {k: x.float() for k, x in state.items()}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+    edit("config.json", dtype="float32")(folder)
+    torch.testing.assert_close(ours_TV, own_cosine(folder, pictures(), TEXTS), atol=1e-5, rtol=0)
+
+
+def test_weights_in_eight_bits_are_refused(folder_of, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    state = {key: (10 * x).to(torch.int8) for key, x in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "are integers (quantised)" in refused(folder)
+
+
+@pytest.mark.parametrize("lost", [None, "model-00002-of-*", "model.safetensors.index.json"])
+def test_weights_in_several_files_are_read_whole_or_refused(lost, folder_of, tmp_path):
+    from transformers import AutoModel
+
+    folder = copied(folder_of("clip"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    AutoModel.from_pretrained(folder_of("clip")).save_pretrained(folder, max_shard_size="50KB")
+    if lost is not None:
+        next(folder.glob(lost)).unlink()
+        assert "cannot be loaded" in refused(folder)
+        return
+    ours, whole = (GARE.from_pretrained(each).encode(TEXTS) for each in (folder, folder_of("clip")))
+    torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(whole))
 
 
 def test_weights_that_are_missing_are_not_made_up(folder_of, tmp_path):

@@ -12,9 +12,11 @@ import pytest
 
 from gare.errors import DamagedLibraryError
 from gare.library.search.item_frames import SCORE_COLUMNS
+from gare.library.search.search_hit import HIT_COLUMNS
 from gare.library.store import open_store
 from gare.library.store.lance_storage import explained
 from gare.library.store.lance_table import RowMap
+from gare.library.store.row_checksums import CHECKSUM_COLUMN
 from stores import STAMP, make_rows
 
 PATHS = [f"/videos/{number}.mp4" for number in range(60)]
@@ -55,6 +57,8 @@ def test_on_object_storage_a_candidate_costs_one_request(new_library):
     of_items, of_frames = (table.io_stats_incremental().read_iops for table in tables)
     assert of_items == 0
     assert 0 < of_frames <= len(ids[::7])
+    store.fetch(ids[::7], [*HIT_COLUMNS, CHECKSUM_COLUMN])
+    assert [table.io_stats_incremental().read_iops for table in tables] == [0, 0], "a hit costs none"
 
 
 def test_wherever_a_file_is_damaged_rows_are_found_if_their_keys_can_be_read(tmp_path):

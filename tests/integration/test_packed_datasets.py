@@ -10,6 +10,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -287,8 +288,6 @@ def test_no_shards_and_a_useless_option(tmp_path):
 
 
 # --- Hugging Face datasets ----------------------------------------------------------------------------------
-
-datasets = pytest.importorskip("datasets", reason="the extra 'mteb', which brings datasets, is not installed")
 
 
 def video_dataset(clips, numbers):

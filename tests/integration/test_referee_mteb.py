@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 
+import datasets
+import mteb
 import pytest
 import torch
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta
 from typer.testing import CliRunner
 
 from gare.cli.main import app
@@ -14,13 +19,6 @@ from gare.evaluate.reported_numbers import read_mteb_result
 from gare.evaluate.score_files import read_scores
 from gare.evaluate.score_table import table_of_matrix
 from gare.evaluate.trec_files import write_qrels
-
-mteb = pytest.importorskip("mteb", reason="mteb is not installed")
-datasets = pytest.importorskip("datasets", reason="mteb is not installed")
-
-from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
-from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
-from mteb.models import ModelMeta  # noqa: E402
 
 
 class LocalTask(AbsTaskRetrieval):

@@ -155,17 +155,11 @@ def test_lists_are_those_of_float64_while_items_come_and_go(
         check_lists(library, QUERIES[:1], top=1000)
 
 
-def test_without_masks_padding_takes_part_and_lists_are_the_same(tmp_path: Path) -> None:
+def test_a_model_whose_padding_takes_part_is_held_as_any_other(tmp_path: Path) -> None:
     with open_library(tmp_path / "library", make_model(3.0, mask_frames=False)) as library:
-        add(library, range(40), num_frames=range(4, 5))
+        add(library, range(40))
         check_lists(library)
-
-
-def test_where_padding_takes_part_a_short_video_is_scored(tmp_path: Path) -> None:
-    with open_library(tmp_path / "library", make_model(mask_frames=False)) as library:
-        add(library, range(8))
-        assert len(library.search("x", top=8, exact=True)) == 8
-        assert (library.searcher.proven._resident._now.rows_V < 0).sum() == 6
+        assert (library.searcher.proven._resident._now.rows_V >= 0).all()
 
 
 def test_more_atoms_than_the_kernel_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sentence_transformers import SentenceTransformer
 
 from clips import steady, write_video
 from gare import GARE, GareConfig
 from gare.integrations.pair_scorer import PairScorer
-from gare.library.search.stage1 import stage1_queries, stage1_vectors
-
-pytest.importorskip("sentence_transformers", reason="the extra 'sentence-transformers' is not installed")
-from sentence_transformers import SentenceTransformer
-
 from gare.integrations.sentence_module import (
     make_sentence_transformer,
     save_sentence_transformer,
 )
+from gare.library.search.stage1 import stage1_queries, stage1_vectors
 
 TEXTS = ["a dog runs", "rain falls on a roof and it goes on and on", "two cats"]
 
@@ -151,7 +148,6 @@ def test_the_how_to_page_works(shared, tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs/how-to/mteb-and-sentence-transformers.md"
     mteb_part, *others = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     names: dict = {}
-    pytest.importorskip("mteb", reason="the extra 'mteb' is not installed")
     exec("\n".join([mteb_part, *others]), names)
     gare_mini = GARE.from_pretrained("gare-mini")
     text = gare_mini.encode_text(["a boy juggles a ball", "a man gives a speech"])

@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from clips import steady, write_video
 from gare import GARE, GareConfig, Library
+from gare.cli.index_command import _end
 from gare.cluster import shard_worker
 from gare.cluster.run_status import RunStatus
-from gare.cluster.shard_ledger import Run, Shard, ShardFiles, ShardLedger, cut_into_shards
-from gare.cluster.shard_worker import ShardWorker, options_to_plain
+from gare.cluster.shard_ledger import MOST_ATTEMPTS, Run, Shard, ShardFiles, ShardLedger, cut_into_shards
+from gare.cluster.shard_worker import ShardWorker, check_sources, options_to_plain
 from gare.data.workers import Limits
+from gare.errors import ClusterError
 from gare.library.index.content_hash import HashQueue
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, plan_folders
 from gare.library.index.scan import FoundFile
-from servers import HANG_S, wait_until
+from servers import HANG_S, free_port, wait_until
 
 NUM_VIDEOS = 6
 OPTIONS = IndexOptions(commit_seconds=0.0)
@@ -112,3 +115,59 @@ def test_a_worker_that_stands_still_for_longer_than_its_largest_file_may_take_en
     (shard, _) = ledger.shards(run)
     assert shard.path == "/large.mp4"
     assert shard.still_s >= 0.3
+
+
+@pytest.mark.parametrize("away", ["gone", "empty"])
+def test_a_machine_without_the_videos_leases_nothing_and_says_so(
+    library: Library, tmp_path: Path, away: str
+) -> None:
+    tree, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
+    ledger = ShardLedger(library.home.records())
+    run = begin(library, ledger, tree, lease_s=60.0)
+    tree.rename(elsewhere)
+    if away == "empty":  # nothing is mounted there
+        tree.mkdir()
+    with pytest.raises(ClusterError, match=f"{tree} cannot be read on this machine"):
+        make_worker(library).run()
+    assert [(shard.state, shard.attempt) for shard in ledger.shards(run)] == [("waiting", 0)] * 2
+    if away == "empty":
+        tree.rmdir()
+    elsewhere.rename(tree)
+    make_worker(library).run()
+    status = RunStatus.read(ledger)
+    assert status is not None
+    assert (status.run.state, status.report().new, status.report().failed) == ("finished", NUM_VIDEOS, 0)
+
+
+def test_object_storage_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ClusterError, match="s3://bucket/videos cannot be read on this machine"):
+        check_sources(["s3://bucket/videos"])
+
+
+class Breaks(ShardWorker):
+    """A machine with a broken device: every shard fails there."""
+
+    def index_shard(self, *_: Any) -> IndexReport:
+        raise RuntimeError("the device is broken")
+
+
+def test_a_worker_that_only_fails_ends_and_a_shard_that_always_fails_is_given_up(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shard_worker, "_LONGEST_REST_S", 0.01)
+    ledger = ShardLedger(library.home.records())
+    run = begin(library, ledger, tmp_path / "tree", lease_s=60.0)
+    with pytest.raises(RuntimeError, match="the device is broken"):
+        make_worker(library, Breaks).run()
+    assert ledger.shards(run)[0].attempt == shard_worker._MOST_FAILURES < MOST_ATTEMPTS
+    make_worker(library, Breaks).run()
+    status = RunStatus.read(ledger)
+    assert status is not None
+    assert (status.run.state, status.shards[0].state) == ("finished", "failed")
+    with pytest.raises(typer.Exit) as ended:  # what is missing is no success
+        _end(library, [str(tmp_path / "tree")], status.report(), as_json=False)
+    assert ended.value.exit_code == 1
+    assert "its 6 files were given up: RuntimeError: the device is broken" in capsys.readouterr().err

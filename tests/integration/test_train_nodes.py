@@ -19,6 +19,7 @@ from gare.cluster.ray_link import connected
 from gare.cluster.train_cluster import train_on_cluster
 from gare.errors import ClusterError, ConfigError
 from gare.train import Observer, RunConfig, train
+from ray_machines import Machines
 from servers import HANG_S, free_port
 from toy_data import recipe, write_dataset
 from warm import run_gare
@@ -156,23 +157,19 @@ class Dies(Observer):
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """A Ray of two nodes with one core each."""
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     with pytest.MonkeyPatch.context() as patch:
         here = str(Path(__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))  # what this process can import
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine Ray's 15 is next to nothing
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        cluster.add_node(**node)
-        yield cluster.address
-        cluster.shutdown()
+        machines = Machines(2)
+        yield machines.address
+        machines.cluster.shutdown()
 
 
 def test_ray_starts_the_processes_and_a_lost_one_ends_the_run_which_then_goes_on(
-    alone: Path, tmp_path: Path, ray_address: str
+    alone: Path, tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gare.cluster.train_cluster._LAST_WORDS_S", HANG_S)
     config, out = RunConfig.load(alone / "config.toml"), tmp_path / "run"
     machines: list[str] = []
     with connected(ray_address, user="a test"):

@@ -123,12 +123,19 @@ def test_a_file_is_not_overwritten_unless_asked_and_never_half_written(library, 
         ([np.ones((1, 16))], {"start": [3.0], "end": [2.0]}, "start ≤ end"),
         ([np.ones((2, 16))], {"times": [[1.0]]}, "2 frames and 1 times"),
         ([np.ones((1, 16))] * 2, {"paths": ["a", "a"]}, "comes twice"),
+        ([np.ones((1, 16))], {"tags": ["holiday"]}, "a list of words"),
     ],
 )
 def test_what_does_not_fit_is_refused(library, vectors, facts, message):
     with pytest.raises(LibraryError, match=message):
         library.add(vectors, **{"paths": ["a"], **facts})
     assert len(library) == 3
+
+
+def test_vectors_of_texts_are_no_items(library, model):
+    for texts in (model.encode(["a dog"]), model.encode_text(["a dog"])):
+        with pytest.raises(LibraryError, match="vectors of texts"):
+            library.add(texts, paths=["a"])
 
 
 def test_vectors_of_another_model_are_refused(library, model, tmp_path):

@@ -72,3 +72,25 @@ def test_on_a_cpu_a_function_is_called_as_it_is():
 
     assert [replayed(function, torch.ones(2), number) for number in (3, 3, 4)] == [1, 2, 3]
     assert [settings for _, *settings in calls] == [[3], [3], [4]]
+
+
+def test_what_a_gpu_cannot_record_is_called_as_it_is(monkeypatch, caplog):
+    class Device:
+        type = "cuda"
+
+    class Tensor:
+        shape, dtype, device = (2,), "float32", Device()
+
+        def clone(self):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    streams = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "its own")
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    replayed, tensor = Replayed(), Tensor()
+    assert [replayed(lambda _, number: number, tensor, 3) for _ in range(4)] == [3, 3, 3, 3]
+    assert streams == ["its own"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the first pass of exact searches is not replayed, which costs time: "
+        "operation not permitted when stream is capturing"
+    ]

@@ -114,7 +114,7 @@ def test_files_that_are_no_model_say_what_to_do(tmp_path, tiny_model):
     with pytest.raises(CheckpointError, match="is not a folder here, and the hub did not give it"):
         GARE.from_pretrained("nobody/nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"has no config\.json; a GARE model is a folder written by"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json; a model is a folder written by"):
         GARE.from_pretrained(tmp_path / "empty")
 
     folder = tmp_path / "model"

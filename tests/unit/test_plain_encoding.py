@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,14 @@ def test_a_single_text_has_one_vector_of_length_one(model):
     np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1, atol=1e-6)
     raw = model.encode(TEXTS, normalize_embeddings=False)
     np.testing.assert_allclose(raw, model.encode_text(TEXTS).text_TD.numpy(), atol=1e-6)
+
+
+def test_a_path_may_begin_with_the_home_folder(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Image.fromarray(frames(0)[0]).save(tmp_path / "still.png")
+    expected = model.encode(tmp_path / "still.png")
+    np.testing.assert_array_equal(model.encode("~/still.png"), expected)
+    np.testing.assert_array_equal(model.encode([Path("~/still.png")])[0], expected)
 
 
 def test_a_video_may_be_a_path_an_array_or_pictures(model, tmp_path):
@@ -100,6 +109,7 @@ def test_similarity_of_texts_and_videos_is_the_score_with_increments(model):
     torch.testing.assert_close(model.similarity(TEXTS[1], v), expected[1:2])
     torch.testing.assert_close(model.similarity(t[1:], v[np.array([False, True])]), expected[1:, 1:])
     torch.testing.assert_close(model.similarity(t[2], v[[1, 0]]), expected[2:, [1, 0]])
+    torch.testing.assert_close(model.similarity(t[::-1], v[::-1]), expected.flip(0, 1))
     tensors = [model.encode(each, convert_to_tensor=True) for each in (TEXTS, videos)]
     torch.testing.assert_close(model.similarity(*tensors), expected)
 

@@ -146,6 +146,15 @@ ENGLISH = """
 """
 
 
+NAMES = """
+    Neuschwanstein castle; Kilimanjaro; Côte d'Azur; Val d'Isère; Sacré-Cœur; Champs-Élysées; Playa del
+    Carmen; Puerto Vallarta; Volodymyr Zelenskyy; Recep Tayyip Erdoğan; Antonín Dvořák; Gabriel García
+    Márquez; Zlatan Ibrahimović bicycle kick; Lamborghini Huracán; Škoda Octavia; Citroën 2CV; Noël; döner
+    kebab; Kraków market square; Nguyen wedding; Hagia Sophia; Île de la Cité; Björn Borg; Mont Saint Michel
+"""
+"""Names of other languages, as people write them in an English query."""
+
+
 @pytest.fixture(scope="module")
 def pieces():
     """Counts the tokens of the tower of gare-mini."""
@@ -198,8 +207,14 @@ def test_what_was_named_was_named_right(pieces):
 
 
 def test_ordinary_english_is_left_alone(pieces):
-    alarms = [query for query in each(ENGLISH) if guess_language(query, pieces(query)) is not None]
+    alarms = [query for query in each(ENGLISH + ";" + NAMES) if guess_language(query, pieces(query))]
     assert alarms == []
+
+
+@pytest.mark.parametrize("text", ["Perro en la playa", "Ein Hund Am Strand", "UN CHIEN SUR LA PLAGE"])
+def test_a_capital_does_not_hide_a_language(text):
+    """Telephones write the first letter large; two large ones are names, but not in German."""
+    assert guess_language(text) is not None
 
 
 def test_english_captions_raise_no_alarm(shared: Path, pieces):

@@ -68,7 +68,7 @@ def test_no_cluster_is_an_error_that_says_so():
 
 
 def test_whoever_listens_and_is_no_ray_is_an_error_within_seconds(monkeypatch):
-    monkeypatch.setattr("gare.cluster.ray_link._CONNECT_S", 1.0)
+    monkeypatch.setattr("gare.cluster.ray_link._HEAD_S", 1.0)
     with socket.create_server(("127.0.0.1", free_port())) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with (
@@ -93,6 +93,46 @@ def test_a_cluster_that_wants_a_token_says_how_to_give_it_before_ray_would_give_
     assert "RAY_AUTH_TOKEN" in done.stderr
     assert guarded in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_machine_that_is_not_part_of_the_cluster_is_told_the_port_for_others(guarded, monkeypatch):
+    """Ray finds no node of this machine then, and says no more than that it cannot connect."""
+    import ray
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 32)
+    monkeypatch.setattr(ray, "init", refuse("Failed to connect to Ray cluster."))
+    host = guarded.partition(":")[0]
+    with (
+        pytest.raises(ClusterError, match=f"is not part of it .*--ray ray://{host}:10001"),
+        connected(guarded, user="a test"),
+    ):
+        pass
+
+
+def refuse(words: str, *, times: int = 99):
+    """Instead of `ray.init`: an error of the kind that has no name, so many times."""
+    left = [Exception(words)] * times
+
+    def init(*arguments: object, **named: object) -> None:
+        if left:
+            raise left.pop()
+
+    return init
+
+
+def test_a_ray_of_our_own_that_does_not_start_is_tried_again_and_then_an_error(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "init", refuse("The current node timed out during startup.", times=2))
+    with connected("local", user="a test"):
+        pass
+    monkeypatch.setattr(ray, "init", refuse("The current node timed out during startup."))
+    with (
+        pytest.raises(ClusterError, match="does not start on this machine: The current node timed out"),
+        connected("local", user="a test"),
+    ):
+        pass
 
 
 def test_a_ray_of_our_own_leaves_no_token_in_the_users_home(tmp_path):
@@ -131,25 +171,40 @@ def test_a_machine_with_another_version_is_named(cluster, monkeypatch):
 
 def test_answers_come_and_errors_keep_their_kind(cluster):
     actor = make_actor("speaker")
-    assert get(actor.say.remote("hello"), "a word") == "hello"
-    assert get([actor.say.remote("a"), actor.say.remote("b")], "two words") == ["a", "b"]
+    assert get(actor.say.remote("hello"), "a word", seconds=HANG_S) == "hello"
+    assert get([actor.say.remote("a"), actor.say.remote("b")], "two words", seconds=HANG_S) == ["a", "b"]
     with pytest.raises(ValueError, match="it is wrong"):
-        get(actor.fail.remote(), "a word")
+        get(actor.fail.remote(), "a word", seconds=HANG_S)
     found = find_actor("speaker")
-    assert get(found.say.remote("again"), "a word") == "again"
+    assert get(found.say.remote("again"), "a word", seconds=HANG_S) == "again"
     end_actor(actor)
 
 
 def test_a_wait_ends(cluster):
     actor = make_actor("sleeper")
-    get(actor.say.remote("up"), "a word")
+    get(actor.say.remote("up"), "a word", seconds=HANG_S)
     with pytest.raises(SlowClusterError, match=r"a dream did not come within 0\.2 s"):
         get(actor.sleep.remote(), "a dream", seconds=0.2)
     end_actor(actor)
 
 
+def test_an_actor_that_could_not_be_made_says_why(cluster):
+    import ray
+
+    @ray.remote(num_cpus=0, max_restarts=0)
+    class Unmade:
+        def __init__(self) -> None:
+            raise OSError("the disk is full")
+
+        def say(self) -> str:
+            return ""
+
+    with pytest.raises(ClusterError, match=r"a word did not come: .*the disk is full"):
+        get(Unmade.remote().say.remote(), "a word", seconds=HANG_S)
+
+
 def test_a_dead_actor_is_an_error(cluster):
     actor = make_actor("mortal")
     with pytest.raises(ClusterError, match="the last word did not come"):
-        get(actor.die.remote(), "the last word")
+        get(actor.die.remote(), "the last word", seconds=HANG_S)
     assert find_actor("nobody") is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,7 +61,7 @@ def run(ledger: ShardLedger) -> Run:
 def finish_all(ledger: ShardLedger, run: Run) -> list[int]:
     numbers = []
     while (shard := ledger.lease(run, "a", "node")) is not None:
-        ledger.finish(run, shard, {"new": shard.num_files}, 1.0)
+        ledger.finish(run, shard, {"new": shard.num_files, "failures": []}, 1.0)
         numbers.append(shard.number)
     return numbers
 
@@ -219,6 +222,19 @@ def test_a_machine_that_joins_with_another_version_gets_no_work_and_all_new_ones
     assert "has gare 0.0.1, and the run needs gare" in ledger.troubles()["old"]
 
 
+def test_a_run_without_machines_waits_for_some_and_not_for_ever(ledger, run, monkeypatch):
+    monkeypatch.setattr(index_cluster, "alive_nodes", list)
+    monkeypatch.setattr(Supervisor, "_look_on", lambda self: None)
+    supervisor = Supervisor(run.run_id, WorkerKind("library"))
+    supervisor._look_after_all(ledger)
+    assert ledger.run().state == "running"
+    monkeypatch.setattr(index_cluster, "OUTAGE_S", -1.0)
+    supervisor._look_after_all(ledger)
+    assert ledger.run().state == "finished"
+    assert ledger.run().message.startswith("no machine can work. no machine of the cluster has a processor")
+    assert ledger.begin(["/videos"], {}).state == "planning"  # what is left is planned anew
+
+
 def test_a_run_that_is_taken_up_counts_its_speed_from_then_on(ledger, run):
     first = ledger.lease(run, "a", "node")
     ledger.finish(run, first, {}, 1.0)
@@ -237,6 +253,10 @@ def test_a_run_that_is_taken_up_counts_its_speed_from_then_on(ledger, run):
 def test_the_line_says_what_is_waited_for_and_which_shard_stands_still(ledger, run):
     started = RunStatus.read(ledger)
     assert started.line() == "0 of 5 files, 0 of 3 shards, 0 failed, the machines start"
+    late = RunStatus(replace(run, started=time.time() - 1000.0), started.shards, {})
+    assert re.search(r"no machine has begun for 1\d{3} s: is none there", late.line())
+    ledger.note_trouble("node8", "/videos cannot be read on this machine")
+    assert RunStatus.read(ledger).line().endswith("node8: /videos cannot be read on this machine")
     shard = ledger.beat(run, ledger.lease(run, "a", "node7"), path="/videos/evil.mp4", still_s=90.0)
     assert "start" not in RunStatus.read(ledger).line()
     assert RunStatus.read(ledger).stuck() == []
@@ -254,6 +274,19 @@ def test_a_run_that_is_stopped_while_it_is_planned_can_be_given_again(ledger):
     with pytest.raises(LostLeaseError, match="another process has begun, stopped"):
         ledger.start(run, [], [])
     assert ledger.begin(["/videos"], {}).state == "planning"
+
+
+def test_a_run_that_is_over_took_as_long_as_it_did_and_says_what_each_shard_has(ledger, run, monkeypatch):
+    finish_all(ledger, run)
+    ledger.set_state("finished")
+    first = RunStatus.read(ledger).to_json()
+    monkeypatch.setattr(time, "time", lambda: run.started + 1e6)
+    later = RunStatus.read(ledger).to_json()
+    assert later == first
+    assert later["seconds"] < 1e6
+    assert [(shard["state"], shard["done"]) for shard in later["shards"][:3]] == [
+        ("done", 2), ("done", 2), ("done", 1)
+    ]  # fmt: skip
 
 
 def test_one_run_at_a_time(ledger, run):

@@ -225,7 +225,8 @@ def _end(library: Library, dirs: list[str], report: IndexReport, as_json: bool) 
     if report.interrupted:
         _warn("stopped; run the same command to go on")
         raise typer.Exit(130)
-    if dirs and len(report.skipped_roots) == len(dirs):
+    is_given_up = any(failure.kind == "shard" for failure in report.failures)
+    if is_given_up or (dirs and len(report.skipped_roots) == len(dirs)):
         raise typer.Exit(1)
 
 

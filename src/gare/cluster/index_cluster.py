@@ -191,8 +191,8 @@ def _watch(
         on_status(status)
         if status.run.message:
             raise ClusterError(status.run.message)
-        if status.run.state == "finished" or (is_interrupted() and detach):
-            return status
+        if status.run.state == "finished" or (is_interrupted() and detach and not trouble):
+            return status  # who detaches waits for a supervisor that has begun: nobody else would start one
         if status.run.state == "stopping" and rest.has_come(status.run, status.shards):
             return status
         well = well if trouble else time.monotonic()
@@ -251,6 +251,7 @@ class Supervisor:
     def __init__(self, run_id: str, kind: WorkerKind) -> None:
         self._run_id, self._kind = run_id, kind
         self._starts: dict[str, int] = {}
+        self._worked = time.monotonic()
         self._trouble = ""
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
@@ -272,10 +273,8 @@ class Supervisor:
                     if rest.has_come(run, ledger.shards(run)):
                         break
                 else:
-                    nodes = [node for node in alive_nodes() if node.num_cpus]
-                    self._refuse_unfit(nodes, ledger)
-                    if not any([self._look_after(node) for node in nodes]):
-                        self._give_up(ledger)
+                    rest = _Rest()  # it may have been stopped and taken up again
+                    self._look_after_all(ledger)
                 self._trouble = ""
             except Exception as error:  # storage or a machine that is away; the next look is soon
                 self._trouble = f"{type(error).__name__}: {error}"
@@ -284,6 +283,18 @@ class Supervisor:
             if (worker := find_actor(self._worker_name(node_id))) is not None:
                 end_actor(worker)
         _end_myself()
+
+    def _look_after_all(self, ledger: ShardLedger) -> None:
+        """Start workers that are not there, and end the run where no machine can work.
+
+        Where there is none, one is waited for: those of Kubernetes start after the head.
+        """
+        nodes = [node for node in alive_nodes() if node.num_cpus]
+        self._refuse_unfit(nodes, ledger)
+        if any([self._look_after(node) for node in nodes]):
+            self._worked = time.monotonic()
+        elif nodes or time.monotonic() - self._worked > OUTAGE_S:
+            self._give_up(ledger)
 
     def _refuse_unfit(self, nodes: Sequence[Node], ledger: ShardLedger) -> None:
         """Give no work to machines that have another version. All that are new are asked at once."""
@@ -324,7 +335,7 @@ class Supervisor:
     def _give_up(self, ledger: ShardLedger) -> None:
         troubles = [f"{node}: {error}" for node, error in sorted(ledger.troubles().items())]
         reason = "; ".join(troubles) or "no machine of the cluster has a processor to spare"
-        ledger.set_state("stopping", f"no machine can work. {reason}")
+        ledger.set_state("finished", f"no machine can work. {reason}. The same command plans what is left")
 
 
 class WorkerActor:
@@ -352,7 +363,8 @@ class WorkerActor:
         except Exception as error:
             with suppress(LibraryError):
                 ledger = ShardLedger(open_store(self._kind.library).records())
-                ledger.note_trouble(self._node.name, f"{type(error).__name__}: {error}")
+                kind = "" if isinstance(error, ClusterError) else f"{type(error).__name__}: "
+                ledger.note_trouble(self._node.name, f"{kind}{error}")
         _end_myself()
 
 

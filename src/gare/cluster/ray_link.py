@@ -31,7 +31,10 @@ LOCAL = "local"
 """The address of a Ray of our own on this machine, which ends with the process."""
 _ANSWER_S = 60.0
 _CONNECT_S = 10.0
-_PROBE_ENDS_S = 60.0
+_HEAD_S = 30.0
+_PROBE_ENDS_S = 180.0
+_LOCAL_STARTS = 3
+"""Ray gives a machine 30 s to start, which is too little for a busy one."""
 _VERSION_S = 30.0
 _PROBE = """
 import sys
@@ -73,7 +76,7 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
         num_cpus: of a Ray of our own; default: one for each core.
 
     Raises:
-        ClusterError: there is no cluster at this address.
+        ClusterError: there is no cluster at this address, or this machine is not part of it.
     """
     require("cluster", user)
     # Ray reports its use to its makers, and hides GPUs from what asks for none, unless told otherwise.
@@ -96,26 +99,50 @@ def connected(address: str, *, user: str, num_cpus: int | None = None) -> Iterat
         }
     # Ray forks processes that become others at once; Lance's warning is not for these.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
+    has_answered = False
     try:
-        _knock(address)
-        ray.init(address, namespace=NAMESPACE, logging_level="error", log_to_driver=False, **own)
+        has_answered = _knock(address)
+        for start in range(1, _LOCAL_STARTS + 1):
+            try:
+                ray.init(address, namespace=NAMESPACE, logging_level="error", log_to_driver=False, **own)
+                break
+            except Exception:
+                if address != LOCAL or start == _LOCAL_STARTS:
+                    raise
+                ray.shutdown()
     except AuthenticationError as error:
         raise ClusterError(
             f"the Ray cluster at {address} wants a token, or another one: {_TOKEN_HELP}"
         ) from error
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise ClusterError(
-            f"there is no Ray cluster at {address}: {_first_line(error)}. Give HOST:PORT as 'ray start' "
-            f"printed it, or --ray local for this machine alone. If the cluster wants a token, {_TOKEN_HELP}"
-        ) from error
+    except Exception as error:  # Ray raises plain ones as well
+        raise ClusterError(_explain(address, error, has_answered=has_answered)) from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raise where nobody listens, no Ray answers, or it wants a token; Ray itself would try for minutes.
+def _explain(address: str, error: Exception, *, has_answered: bool) -> str:
+    """Why there is no connection to an address, and what to do."""
+    if address == LOCAL:
+        return f"Ray does not start on this machine: {_first_line(error)}"
+    if has_answered:
+        host = address.rpartition(":")[0]
+        return (
+            f"the Ray cluster at {address} answers, but this machine is not part of it "
+            f"({_first_line(error)}). Give the command on a machine of the cluster, or the port for others: "
+            f"--ray ray://{host}:10001"
+        )
+    return (
+        f"there is no Ray cluster at {address}: {_first_line(error)}. Give HOST:PORT as 'ray start' printed "
+        f"it, or --ray local for this machine alone. If the cluster wants a token, {_TOKEN_HELP}"
+    )
+
+
+def _knock(address: str) -> bool:
+    """Whether the head of a cluster answers at HOST:PORT; other addresses are not asked.
+
+    It raises where nobody listens, no Ray answers, or it wants a token; Ray itself would try for minutes.
 
     Raises:
         OSError: there is no Ray.
@@ -126,11 +153,11 @@ def _knock(address: str) -> None:
     scheme, _, place = address.rpartition("://")
     host, colon, port = place.rpartition(":")
     if not colon or not port.isdecimal():
-        return
+        return False
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     if scheme:  # Ray's client has bounds of its own
-        return
-    environment = os.environ | {"RAY_py_gcs_connect_timeout_s": f"{_CONNECT_S:g}"}
+        return False
+    environment = os.environ | {"RAY_py_gcs_connect_timeout_s": f"{_HEAD_S:g}"}
     command = [sys.executable, "-c", _PROBE, place]
     try:
         done = subprocess.run(
@@ -142,7 +169,7 @@ def _knock(address: str) -> None:
         raise AuthenticationError("the token is missing or wrong")
     if done.stdout.strip() == "RpcError":
         raise OSError("something listens there that is not the head of a Ray cluster")
-    # Whatever else the probe says, `ray.init` says better.
+    return not done.stdout and done.returncode == 0  # whatever else it says, `ray.init` says better
 
 
 def alive_nodes() -> list[Node]:
@@ -222,7 +249,9 @@ def get(answers: Any, what: str, *, seconds: float = _ANSWER_S) -> Any:
         message = f"{what} did not come within {seconds:g} s; is the cluster overloaded?"
         raise SlowClusterError(message) from None
     except (RayActorError, WorkerCrashedError) as error:
-        raise ClusterError(f"{what} did not come: {_first_line(error)}") from error
+        reason, why = _first_line(error), str(error).strip().rpartition("\n")[2][:300]
+        more = f" … {why}" if why and why not in reason else ""  # of what it died is in the last line
+        raise ClusterError(f"{what} did not come: {reason}{more}") from error
     except RayTaskError as error:
         raise error.as_instanceof_cause() from None
 

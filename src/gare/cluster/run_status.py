@@ -13,6 +13,8 @@ from gare.library.index.index_report import FileFailure, IndexReport
 
 _STILL_S = 120.0
 """A shard that has stood still for so long is named."""
+_START_S = 120.0
+"""So long machines may start before that is called unusual."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class RunStatus:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on since it was last taken up, by the clock of this machine."""
-        return max(time.time() - self.run.started, 1e-3)
+        """How long it goes on since it was last taken up, by the clock of this machine; or went on."""
+        return max((self.run.ended or time.time()) - self.run.started, 1e-3)
 
     def rates(self) -> dict[str, float]:
         """Files a second since it was last taken up, by machine."""
@@ -77,7 +79,7 @@ class RunStatus:
             f"{self.num_failed:,} failed",
         ]
         if self.run.state == "running" and not over and not self.num_leased:
-            words.append("the machines start")
+            words.append(self._what_is_waited_for())
         if self.run.state == "running" and rate > 0:
             minutes = (self.run.num_files - self.num_done) / rate / 60
             nodes = ", ".join(f"{node} {speed:.1f}" for node, speed in self.rates().items())
@@ -87,6 +89,15 @@ class RunStatus:
             for shard in self.stuck()
         ]
         return ", ".join(words)
+
+    def _what_is_waited_for(self) -> str:
+        if self.troubles:
+            return "; ".join(f"{node}: {trouble}" for node, trouble in sorted(self.troubles.items()))
+        if self.seconds < _START_S:
+            return "the machines start"
+        return (
+            f"no machine has begun for {self.seconds:.0f} s: is none there, or are their processors in use?"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The same for a program."""
@@ -105,7 +116,7 @@ class RunStatus:
                     "number": shard.number,
                     "state": shard.state,
                     "num_files": shard.num_files,
-                    "done": shard.done,
+                    "done": shard.num_done,
                     "node": shard.node,
                     "attempt": shard.attempt,
                     "path": shard.path,

@@ -57,6 +57,8 @@ class Run:
     lease_s: float = LEASE_S
     started: float = 0.0
     """When it was planned or last taken up, by the clock of whoever did; for people."""
+    ended: float = 0.0
+    """When it was finished, by the clock of whoever said so."""
     done_before: Mapping[str, int] = field(default_factory=dict)
     """Files that each machine had done when it was last taken up."""
     message: str = ""
@@ -90,6 +92,11 @@ class Shard:
     error: str = ""
     report: Mapping[str, Any] = field(default_factory=dict)
     """What was done, once it is."""
+
+    @property
+    def num_done(self) -> int:
+        """Files that are done, those that failed included."""
+        return self.num_files if self.state == "done" else self.done
 
     @property
     def is_over(self) -> bool:
@@ -182,7 +189,8 @@ class ShardLedger:
             return run
         if run.state == "planning" and state == "stopping":
             state, message = "finished", message or "it was stopped while it was planned"
-        changed = replace(run, state=state, message=message)
+        ended = time.time() if state == "finished" else 0.0
+        changed = replace(run, state=state, message=message, ended=ended)
         self._change(run, changed)
         return changed
 
@@ -328,7 +336,7 @@ def count_done(shards: Iterable[Shard]) -> dict[str, int]:
     """Files that are done, those that failed included, by machine; "" for those of a shard that waits."""
     done: dict[str, int] = defaultdict(int)
     for shard in shards:
-        done[shard.node] += shard.num_files if shard.state == "done" else shard.done
+        done[shard.node] += shard.num_done
     return dict(done)
 
 

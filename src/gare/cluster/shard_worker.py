@@ -7,17 +7,21 @@ passes through the process that planned the run, so that it may die.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
+
 from gare.cluster.shard_ledger import LostLeaseError, Run, Shard, ShardFiles, ShardLedger
+from gare.data.object_storage import is_remote, open_storage
 from gare.data.workers import Limits
-from gare.errors import LibraryError
+from gare.errors import ClusterError, LibraryError
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
 from gare.library.index.index_run import IndexOptions, index_planned, note_source
 from gare.library.index.object_files import remove_left_behind
@@ -27,10 +31,12 @@ from gare.library.library import Library
 from gare.library.store import Store
 
 _BEATS_PER_LEASE = 3
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S, _LONGEST_REST_S = 5.0, 30.0
 OUTAGE_S = 600.0
 """How long workers, and who watches them, wait for storage that cannot be reached before they give up."""
 _STUCK_MARGIN_S = 60.0
+_MOST_FAILURES = 3
+"""Shards that fail here one after the other, before the worker ends: a new process may do better."""
 _log = logging.getLogger("gare.cluster")
 
 
@@ -54,11 +60,13 @@ class ShardWorker:
         self._node = node
         self._num_processes = num_processes
         self._on_stuck = on_stuck
+        self._num_failures = 0  # one after the other
 
     def run(self) -> None:
         """Work until the run is over or stopped.
 
         Raises:
+            ClusterError: this machine cannot read the videos.
             LibraryError: the storage could not be reached for ten minutes.
         """
         remove_left_behind()  # of a worker that was killed, in whose place this one may be
@@ -68,6 +76,7 @@ class ShardWorker:
                 run = self._ledger.run()
                 if run is None or run.state != "running":
                     return
+                check_sources(run.roots)  # before every lease: a machine without them would lose all shards
                 shard = self._ledger.lease(run, self._owner, self._node)
                 reached = time.monotonic()
                 if shard is not None:
@@ -99,9 +108,13 @@ class ShardWorker:
             except Exception as error:  # a shard may fail, and is tried elsewhere; the run goes on
                 _log.exception("shard %d failed here", shard.number)
                 self._ledger.give_back(run, heart.stop(), f"{type(error).__name__}: {error}")
-                time.sleep(1.0)
+                self._num_failures += 1
+                if self._num_failures >= _MOST_FAILURES and not isinstance(error, LibraryError):
+                    raise
+                time.sleep(min(2.0**self._num_failures, _LONGEST_REST_S))
                 return
             shard = heart.stop()
+        self._num_failures = 0
         if heart.is_lost:
             return  # who has it now finds what was committed
         if report.interrupted:
@@ -245,6 +258,31 @@ class _Heart:
                     return
             if still_s > self._stuck_s:
                 self._on_stuck()
+
+
+def check_sources(roots: Sequence[str]) -> None:
+    """Refuse to work where a source cannot be read, as on a machine whose disk is not mounted.
+
+    Raises:
+        ClusterError: it names the source.
+    """
+    for root in roots:
+        try:
+            if is_remote(root):
+                system, path = open_storage(root)
+                system.get_file_info([path])
+            elif os.path.isdir(root):
+                with os.scandir(root) as entries:
+                    next(entries)
+            else:
+                os.stat(root)
+        except (OSError, StopIteration, pa.ArrowException) as error:
+            reason = (
+                "the folder is empty"
+                if isinstance(error, StopIteration)
+                else str(error).partition("\n")[0][:300]
+            )
+            raise ClusterError(f"{root} cannot be read on this machine: {reason}") from error
 
 
 def without_done(

@@ -7,8 +7,10 @@ would bring checkpoints, retries and logs of its own beside those of a run.
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,11 @@ from gare.train import Observer, RunConfig, train
 
 _LOOK_S = 1.0
 _PLACE_S = 60.0
-_LAST_WORDS_S = 10.0
+_START_S = 600.0
+"""How long the processes of a run may take to start, on machines that are busy."""
+_PORTS = range(20_000, 32_000)
+"""Below those that a system hands out by itself: nobody gets one by chance before the run takes it."""
+_LAST_WORDS_S = 30.0
 """When one process has failed: how long the others may take to say what they know of it."""
 
 
@@ -33,9 +39,11 @@ class TrainWorker:
 
         here = ray.get_runtime_context().get_node_id()
         (name,) = (node.name for node in alive_nodes() if node.node_id == here)
-        with socket.socket() as free:
-            free.bind((name, 0))
-            return name, free.getsockname()[1]
+        for port in random.Random().sample(_PORTS, len(_PORTS)):
+            with suppress(OSError), socket.socket() as free:
+                free.bind((name, port))
+                return name, port
+        raise ClusterError(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free on {name}")
 
     def train(self, rank: int, world_size: int, first: tuple[str, int], cwd: str, **arguments: Any) -> None:
         """Be process `rank` of the run; arguments as for `train`."""
@@ -88,7 +96,8 @@ def train_on_cluster(
     places = placement_group([room] * num_workers, strategy="SPREAD")
     try:
         workers = _start_workers(places, num_workers, room)
-        found = get([worker.place.remote() for worker in workers], "the workers of the run")
+        asked = [worker.place.remote() for worker in workers]
+        found = get(asked, "the workers of the run", seconds=_START_S)
         machines = [name for name, _ in found]
         on_start(machines)
         runs = [
@@ -102,16 +111,13 @@ def train_on_cluster(
 
 def _start_workers(places: Any, num_workers: int, room: dict[str, int]) -> list[Any]:
     import ray
-    from ray.exceptions import GetTimeoutError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    try:
-        ray.get(places.ready(), timeout=_PLACE_S)
-    except GetTimeoutError:
+    if not places.wait(_PLACE_S):
         raise ClusterError(
             f"the cluster has no room for {num_workers} processes with {room} each; give fewer --workers, or "
             "wait until others have finished"
-        ) from None
+        )
     actor = ray.remote(TrainWorker)
     return [
         actor.options(

@@ -181,7 +181,7 @@ class PairSampler(Sampler[list[Draw]]):
         if self._num_pairs < batch_size:
             raise DataError(
                 f"a batch of {batch_size} needs more than the {self._num_pairs} training pairs there are; "
-                f"set the batch size to {self._num_pairs} or less"
+                f"set it to {self._num_pairs} or less, as in --set batch_size={self._num_pairs}"
             )
 
     def __len__(self) -> int:

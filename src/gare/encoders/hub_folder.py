@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gare.errors import CheckpointError
+from gare.errors import CheckpointError, GareError
 from gare.extras import require
 
 _SMALL = ["*.json", "*.txt", "*.model", "tokenizer/*"]
@@ -20,6 +20,7 @@ _WEIGHTS = ["model.safetensors", "model-*.safetensors", "*/model.safetensors", "
 _OTHER_FORMATS = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*", "*.onnx*", "coreml/*", "tflite/*"]
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _CONVERTER = "SFconvertbot"
+_POINTER = b"version https://git-lfs"
 
 
 def is_hub_id(name: str) -> bool:
@@ -51,36 +52,69 @@ def find_folder(name: str | os.PathLike[str], **hub_options: Any) -> Path:
 
 def download(model_id: str, **hub_options: Any) -> Path:
     """What the hub has of a model, without pickles and other formats. What is here already is not fetched."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
 
     try:
         folder = _fetch(model_id, _SMALL, **hub_options)
         require_tokenizer(folder, model_id)
         weights = ["open_clip*.safetensors"] if _is_open_clip_alone(folder) else _WEIGHTS
         folder = _fetch(model_id, _SMALL + weights, **hub_options)
-        if not any(folder.rglob("*.safetensors")) and "revision" not in hub_options:
+        if not _has_safetensors(folder) and "revision" not in hub_options:
             converted = _find_conversion(model_id, folder, hub_options.get("token"))
             if converted:
                 folder = _fetch(model_id, _SMALL + weights, **hub_options, revision=converted)
-    except LocalEntryNotFoundError as error:
+    except GareError:
+        raise
+    except GatedRepoError:
         raise CheckpointError(
-            f"'{model_id}' is not a folder here, and the hub did not give it either ({_reason(error)}) "
-            f"Download it where there is a network (hf download {model_id} --local-dir FOLDER), bring the "
-            "folder along and give it as the model."
+            f"'{model_id}' is not a folder here, and the hub gives it to those who accepted its terms: "
+            "accept them on its page there, and log in (hf auth login)"
         ) from None
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"'{model_id}' is not a folder here, and the hub has no model of that name. If it is private, "
+            "log in (hf auth login). Some names: gare models"
+        ) from None
+    except (HFValidationError, HfHubHTTPError) as error:
         raise CheckpointError(
             f"'{model_id}' is not a folder here, and the hub did not give it either ({_reason(error)}) "
             "Give the folder written by save_pretrained, or a hub id while online."
         ) from None
-    if not any(folder.rglob("*.safetensors")) and (folder / "config.json").is_file():
+    except Exception as error:  # no network, or one that broke off: the hub's client changes its errors
         raise CheckpointError(
-            f"the hub has no weights of {model_id} as safetensors, and gare reads no others: a pickle can "
-            "run code of whoever wrote it. If you trust its source, convert it where there is a network:\n"
-            f"  {_conversion(model_id, 'FOLDER')}\n"
-            "and give FOLDER as the model"
+            f"'{model_id}' is not a folder here, and the hub did not give it either ({_reason(error)}) "
+            f"{_bring_along(model_id)}"
+        ) from None
+    if _has_safetensors(folder) or not (folder / "config.json").is_file():
+        return folder
+    if HF_HUB_OFFLINE and not _pickles_in(folder):
+        raise CheckpointError(
+            f"the weights of {model_id} are not on this machine: its download was cut off, or it has no "
+            f"safetensors. HF_HUB_OFFLINE keeps gare from asking the hub. {_bring_along(model_id)}"
         )
-    return folder
+    raise CheckpointError(
+        f"the hub has no weights of {model_id} as safetensors, and gare reads no others: a pickle can "
+        "run code of whoever wrote it. If you trust its source, convert it where there is a network:\n"
+        f"  {_conversion(model_id, 'FOLDER')}\n"
+        "and give FOLDER as the model"
+    )
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any(folder.rglob("*.safetensors"))
+
+
+def _bring_along(model_id: str) -> str:
+    return (
+        f"Download it where there is a network (hf download {model_id} --local-dir FOLDER), bring the "
+        "folder along and give it as the model."
+    )
 
 
 def require_tokenizer(folder: Path, name: str) -> None:
@@ -97,18 +131,60 @@ def require_tokenizer(folder: Path, name: str) -> None:
         require("siglip", f"the tokeniser of {name}")
 
 
-def refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights are pickles alone, or which has none."""
-    if any(folder.glob("*.safetensors")):
+def refuse_weights(folder: Path) -> None:
+    """Refuse a folder whose weights are pickles alone, were never downloaded, are integers, or are not there.
+
+    Raises:
+        CheckpointError: the message says what to do.
+    """
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    for path in files:
+        refuse_pointer(path)
+    if any(_has_integers(path) for path in files):
+        raise CheckpointError(
+            f"the weights in {folder} are integers (quantised); gare reads those in float32, bfloat16 or "
+            "float16. Give the model it was made from"
+        )
+    if files:
         return
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
+    if pickles := _pickles_in(folder):
         raise CheckpointError(
             f"the weights in {folder} are a pickle ({pickles[0]}), and reading one can run code of whoever "
             "wrote it; gare reads safetensors alone. If you trust its source, convert it once:\n"
             f"  {_conversion(str(folder), str(folder))}"
         )
     raise CheckpointError(f"{folder} has no weights: no file there ends in .safetensors")
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file of weights for which git has left a note of where they are.
+
+    Raises:
+        CheckpointError: the message says how to fetch them.
+    """
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_POINTER)) == _POINTER
+    if is_pointer:
+        raise CheckpointError(
+            f"{path} is no file of weights: git has fetched the name of one. Run 'git lfs pull' in "
+            f"{path.parent}, or download the model with 'hf download'"
+        )
+
+
+def _has_integers(path: Path) -> bool:
+    """Whether a matrix of weights has whole numbers of 8 bits. A damaged file is refused later."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+            return any(part.get_dtype() in ("I8", "U8") and len(part.get_shape()) > 1 for part in parts)
+    except (SafetensorError, OSError):
+        return False
+
+
+def _pickles_in(folder: Path) -> list[str]:
+    return sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
 
 
 def _conversion(source: str, target: str) -> str:

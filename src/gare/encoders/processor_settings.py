@@ -32,7 +32,10 @@ _RESAMPLES: dict[int, Resample] = {
     5: "hamming",
 }
 _SHAPES = ((61, 43), (37, 80), (97, 97), (640, 360))
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "merges.txt", "*.tiktoken")
+_LARGEST = 4096  # pixels of a side; the largest towers of transformers see 1,536
+_LONGEST_LINE = 300
 _UNLIMITED = 100_000  # a tokeniser that knows no limit names a number of thirty digits
 _READ_IN_FULL_LENGTH = ("siglip", "siglip2")
 """Trained on texts padded to the full length; the documentation of transformers says so, no file does."""
@@ -93,10 +96,12 @@ def load_processor(folder: Path) -> Processor:
     from transformers import AutoImageProcessor, AutoProcessor
 
     try:
+        if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+            raise ValueError("there is neither file")  # transformers would speak of its web site
         images = AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # settings may be broken in any way
         raise CheckpointError(
             f"{folder} has no image processor that can be used ({first_line(error)}). It says how pictures "
             "are resized and normalised: the folder needs preprocessor_config.json or processor_config.json"
@@ -140,6 +145,7 @@ def read_pictures(processor: Processor, folder: Path) -> PictureSettings:
     kind = type(processor.images).__name__.removesuffix("Pil")
     flat = [Image.new("RGB", (48, 48), (level,) * 3) for level in (0, 255)]
     try:
+        _refuse_huge(processor.images)
         given = processor.pixels(flat)
         settings = _settings(processor.images, given)
         _compare(processor, settings)
@@ -149,6 +155,20 @@ def read_pictures(processor: Processor, folder: Path) -> PictureSettings:
             f"{first_line(error)}. gare knows: resize and crop, resize to a square, patches of SigLIP 2"
         ) from None
     return settings
+
+
+def _refuse_huge(images: Any) -> None:
+    """Refuse a size that no tower has, before a picture of that size fills the memory."""
+    sizes = [*_numbers(getattr(images, "size", None)), *_numbers(getattr(images, "crop_size", None))]
+    if most := getattr(images, "max_num_patches", None):
+        sizes.append(patches_size(ImageFit("patches", patch=int(images.patch_size), max_patches=int(most))))
+    if sizes and max(sizes) > _LARGEST:
+        raise ValueError(f"its pictures have a side of {max(sizes):,} pixels, and {_LARGEST:,} are the most")
+
+
+def _numbers(size: Any) -> list[int]:
+    """What a size of a processor says of sides, in pixels."""
+    return [int(side) for side in dict(size).values() if side] if size else []
 
 
 def _settings(images: Any, given: dict[str, Tensor]) -> PictureSettings:
@@ -257,6 +277,11 @@ def read_texts(processor: Processor, config: Any) -> TextSettings:
     limits = [limit for limit in (tokenizer.model_max_length, positions) if limit and limit < _UNLIMITED]
     if padded > bare:  # it pads to a length of its own
         return TextSettings("max_length", min(padded, positions or padded), shows_mask)
+    if limits and min(limits) <= len(tokenizer([""])["input_ids"][0]):
+        raise CheckpointError(
+            f"texts of {min(limits)} tokens have no room for a word; mend model_max_length in "
+            "tokenizer_config.json"
+        )
     if not limits:
         raise CheckpointError(
             "neither the tokeniser nor the config says how long a text may be; set model_max_length in "
@@ -286,4 +311,5 @@ def first_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     is_announced = lines[0].endswith(":") and len(lines) > 1
-    return (f"{lines[0]} {lines[1]}" if is_announced else lines[0]).rstrip(". ")
+    line = (f"{lines[0]} {lines[1]}" if is_announced else lines[0]).rstrip(". ")
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE].rstrip()} …"

@@ -9,7 +9,9 @@ Shapes: T texts, W words, N images, E image features, D embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from gare.encoders.encoder import Encoder, EncoderConfig
-from gare.encoders.hub_folder import find_folder, refuse_pickles
+from gare.encoders.hub_folder import find_folder, refuse_weights
 from gare.encoders.processor_settings import (
     PictureSettings,
     Processor,
@@ -257,17 +259,24 @@ class TransformersEncoder(Encoder):
 
 def _load_model(folder: Path) -> Any:
     """The model in a folder, whole: weights that are missing would be random."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config may be broken in any way
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        if kind in CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{folder / 'config.json'} has settings that a {kind} of transformers cannot have: "
+                f"{first_line(error)}; download or save it again"
+            ) from None
         raise CheckpointError(
-            f"{folder} is not a model that this version of transformers knows: {first_line(error)}. Models "
-            "that bring code of their own (trust_remote_code) are not run: it would be code of strangers"
+            f"{folder} is a model of the kind '{kind}', which this version of transformers does not know: "
+            f"{first_line(error)}. Models that bring code of their own (trust_remote_code) are not run: it "
+            "would be code of strangers"
         ) from None
     model_class = _model_class(config, folder)
-    refuse_pickles(folder)
+    refuse_weights(folder)
     try:
         model, loaded = model_class.from_pretrained(
             folder,
@@ -291,7 +300,18 @@ def _load_model(folder: Path) -> Any:
             f"{len(lacking)} are missing or of another shape (first: {lacking[0]}). Its config.json or its "
             "weights are of another model, or not complete; download or save it again"
         )
+    if unused := _layers_not_in(model, loaded["unexpected_keys"]):
+        raise CheckpointError(
+            f"{folder / 'config.json'} has fewer layers than the weights beside it (first: {unused[0]}): "
+            "they are of two models; download or save it again"
+        )
     return model.eval()
+
+
+def _layers_not_in(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those of the weights that are of further layers of a tower. Others, such as heads, are not needed."""
+    parts = dict(model.named_modules())
+    return sorted(name for name in names if re.split(r"\.layers?\.", name)[0] in parts and ".layer" in name)
 
 
 @contextmanager

@@ -232,8 +232,9 @@ def _finding(explanation: Explanation) -> str:
 
 def _single_table(explanation: Explanation) -> str:
     rows = []
+    shown = [explanation.nearest, *explanation.matches[:MOST_SHOWN]]
     for tried in explanation.tried:
-        if len(tried.changes) <= 1 or (tried.matches and tried in explanation.matches[:MOST_SHOWN]):
+        if len(tried.changes) <= 1 or tried in shown:
             cells = [_cell(each.measure, tried.numbers[str(each.measure)]) for each in explanation.reported]
             first = explanation.reported[0].measure
             rows.append(

@@ -8,6 +8,7 @@ Imports Triton, so others import this file only when it can run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
 
+_log = logging.getLogger("gare.interaction")
 _MOST_GRAPHS = 8
 
 _chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # what the autotuner chose, by kernel and kind of call
@@ -72,11 +74,13 @@ def _specialised(number: int | float) -> int:
 class Replayed:
     """Calls of a function whose kernels, from the second call of a kind on, are launched all at once.
 
-    The first call compiles what is missing. What a call gives is overwritten by the next.
+    The first call compiles what is missing. What a call gives is overwritten by the next. Where a GPU cannot
+    record them, the log says so, and kernels are launched one by one.
     """
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor, Any] | None] = {}
+        self._can_record = True
 
     def __call__(self, function: Callable[..., Any], tensor: Tensor, *settings: Any) -> Any:
         """What the function gives.
@@ -86,14 +90,21 @@ class Replayed:
                 one shape and equal settings.
         """
         kind = (tensor.shape, tensor.dtype, tensor.device, *settings)
-        if tensor.device.type != "cuda":
+        if tensor.device.type != "cuda" or not self._can_record:
             return function(tensor, *settings)
         if kind not in self._graphs:
             while len(self._graphs) >= _MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[kind] = None
             return function(tensor, *settings)
-        graph, own, found = self._graphs[kind] or self._record(kind, function, tensor, *settings)
+        stream = torch.cuda.current_stream(tensor.device)
+        try:
+            graph, own, found = self._graphs[kind] or self._record(kind, function, tensor, *settings)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # torch stays on that of the recording
+            _log.warning("the first pass of exact searches is not replayed, which costs time: %s", error)
+            self._can_record = False
+            return function(tensor, *settings)
         own.copy_(tensor)
         graph.replay()
         return found

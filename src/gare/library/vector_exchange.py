@@ -33,7 +33,7 @@ from gare.library.store.store_protocol import damaged_library
 from gare.library.store.store_schema import frame_schema, item_id, item_schema
 from gare.library.store.stored_frames import intact_rows, own_frames, pack_frames, unpack_frames
 from gare.model import GARE
-from gare.types import VideoFeatures
+from gare.types import TextFeatures, VideoFeatures
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,6 +177,8 @@ def add_vectors(store: Store, model: GARE, vectors: Any, facts: Mapping[str, Any
 
 def _rows_of(vectors: Any, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Arrays of frame vectors, with lists of what is known about them, as rows."""
+    if isinstance(vectors, TextFeatures):
+        raise LibraryError("these are the vectors of texts; an item has those of the frames of a video")
     if isinstance(vectors, VideoFeatures):
         frames_VFD, mask_VF = vectors.frames_VFD.cpu().numpy(), vectors.mask_VF.cpu().numpy()
         clips = [frames_FD[mask_F] for frames_FD, mask_F in zip(frames_VFD, mask_VF, strict=True)]
@@ -190,6 +192,8 @@ def _rows_of(vectors: Any, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         if isinstance(values, str) or len(values) != len(rows):
             raise LibraryError(f"{name} must be a list of {len(rows)}, one for each item")
+        if name == "tags" and any(isinstance(value, str) for value in values):
+            raise LibraryError("the tags of an item are a list of words: tags=[['holiday'], …]")
         for row, value in zip(rows, values, strict=True):
             row[name] = value
     return rows

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from gare.encoders.hub_folder import refuse_pointer
 from gare.errors import CheckpointError, ConfigError
 from gare.model.model_config import GareConfig
 from gare.model.version_0_1 import upgraded_state
@@ -31,8 +32,10 @@ def read_folder(folder: Path) -> SavedModel:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"{folder} has no {name}; a GARE model is a folder written by save_pretrained"
+                f"{folder} has no {name}; a model is a folder written by save_pretrained, of gare or of "
+                f"transformers{_hint_at_folder_below(folder)}"
             )
+    refuse_pointer(folder / WEIGHTS_FILE)
     try:
         values = {**json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))}
         config = GareConfig.load(values)
@@ -46,6 +49,12 @@ def read_folder(folder: Path) -> SavedModel:
         tokenizer_folder if tokenizer_folder.is_dir() else None,
         values if "backbone" in values else None,
     )
+
+
+def _hint_at_folder_below(folder: Path) -> str:
+    """Where a model lies below a folder: in a cache of the hub, it is two folders deeper."""
+    inside = [path for depth in ("*", "snapshots/*") for path in folder.glob(f"{depth}/{CONFIG_FILE}")]
+    return f". Did you mean {inside[0].parent}?" if len(inside) == 1 else ""
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor], *, source: str) -> None:

@@ -7,7 +7,6 @@ speeds from a small file that `gare bench encode` writes.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -118,8 +117,10 @@ def _in_the_cache(speeds: Mapping[str, Speed]) -> Iterable[ListedModel]:
         config = _read_json(files.get("config.json"))
         is_ours, dim = "encoder" in config or "backbone" in config, _dim(config)
         weights = [path for name, path in files.items() if name.endswith(".safetensors")]
-        if not weights or (dim is None and not is_ours):
-            continue
+        parts = _read_json(files.get("model.safetensors.index.json")).get("weight_map", {})
+        memory = _memory(weights)
+        if memory is None or not {*parts.values()} <= files.keys() or (dim is None and not is_ours):
+            continue  # its download was cut off, or it is no model of ours
         known = KNOWN_MODELS.get(repo.repo_id)
         card = _read_card(files.get("README.md"))
         yield ListedModel(
@@ -130,7 +131,7 @@ def _in_the_cache(speeds: Mapping[str, Speed]) -> Iterable[ListedModel]:
             known.licence if known else card["licence"],
             known.purpose if known else "",
             disk_bytes=newest.size_on_disk,
-            memory_bytes=_memory(weights),
+            memory_bytes=memory,
             speed=speeds.get(repo.repo_id),
         )
 
@@ -139,30 +140,34 @@ def _dim(config: Mapping[str, Any]) -> int | None:
     """The dimensions of a vector, for a model of gare and for one of transformers with two towers."""
     encoder = config.get("encoder") or config.get("backbone")
     if isinstance(encoder, dict):
-        return encoder.get("dim")
+        return _whole(encoder.get("dim"))
     if not (isinstance(config.get("text_config"), dict) and isinstance(config.get("vision_config"), dict)):
         return None
     if "projection_dim" in config:
-        return int(config["projection_dim"])
+        return _whole(config["projection_dim"])
     if str(config.get("model_type", "")).startswith("siglip"):
-        return int(config["vision_config"].get("hidden_size", 768))  # the default of its family
+        return _whole(config["vision_config"].get("hidden_size", 768))  # the default of its family
     return 512 if "clip" in str(config.get("model_type", "")) else None
 
 
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def _memory(files: Sequence[Path]) -> int | None:
-    """Bytes of the weights in float32, from the headers of their files."""
+    """Bytes of the weights in float32, from the headers of their files; None where one is damaged."""
+    from safetensors import SafetensorError, safe_open
+
     numbers = 0
     for path in files:
-        if path.suffix == ".safetensors":
-            with open(path, "rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(size))
-            shapes = (
-                part["shape"]
-                for name, part in header.items()
-                if name != "__metadata__" and not name.endswith(_SCALE)
-            )
-            numbers += sum(prod(shape) for shape in shapes)
+        if path.suffix != ".safetensors":
+            continue
+        try:
+            with safe_open(path, "np") as file:
+                names = [name for name in file.keys() if not name.endswith(_SCALE)]  # noqa: SIM118
+                numbers += sum(prod(file.get_slice(name).get_shape()) for name in names)
+        except (SafetensorError, OSError):
+            return None
     return _BYTES_A_NUMBER * numbers or None
 
 
@@ -182,7 +187,7 @@ def _read_card(path: Path | None) -> dict[str, Any]:
     except Exception:  # a card is written by people
         data = {}
     said = data.get("language") or []
-    languages = [said] if isinstance(said, str) else said
+    languages = said if isinstance(said, list) else [said]
     return {"licence": str(data.get("license", "")), "languages": tuple(str(name) for name in languages)}
 
 

@@ -23,6 +23,8 @@ from gare.errors import CheckpointError
 from gare.model.model_config import GareConfig
 from gare.model.model_files import CONFIG_FILE
 
+_OF_TRANSFORMERS = {"text_config", "vision_config", "architectures", "transformers_version"}
+
 
 def plain_config(encoder: EncoderConfig) -> GareConfig:
     """A model that is nothing but an encoder: the cosine of a text and the mean of a video's frames."""
@@ -46,8 +48,14 @@ def encoder_of_folder(folder: Path) -> EncoderConfig | None:
         return TransformersEncoderConfig(source=str(inside))
     if is_open_clip(str(folder)):
         return describe(OpenClipModel(str(folder)))
-    if "model_type" in _read_config(folder):
+    config = _read_config(folder)
+    if "model_type" in config:
         return TransformersEncoderConfig(source=str(folder))
+    if config.keys() & _OF_TRANSFORMERS:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} does not say which model of transformers this is (model_type); download "
+            "or save it again"
+        )
     return None
 
 
@@ -57,10 +65,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it has no settings by name")
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged ({error}): this is not a GARE model that this version can read, nor one of "
             "transformers; download or save it again"
         ) from None
-    return values if isinstance(values, dict) else {}
+    return values

@@ -48,8 +48,8 @@ class PlainVectors(np.ndarray):
     def __getitem__(self, key: Any) -> Any:
         part = super().__getitem__(key)
         if self.features is not None and isinstance(part, PlainVectors) and _is_rows(key, self):
-            rows = np.arange(len(self))[key]
-            part.features = self.features[torch.from_numpy(np.atleast_1d(rows))]
+            rows = np.atleast_1d(np.arange(len(self))[key])
+            part.features = self.features[torch.from_numpy(rows.copy())]  # torch reads no row backwards
         return part
 
 
@@ -137,7 +137,7 @@ def names_a_file(text: str) -> bool:
 def as_clip(video: Any) -> str | os.PathLike[str] | list[Image.Image]:
     """A video as `GARE.frame_features` takes it: a path, or its frames as pictures."""
     if isinstance(video, str | os.PathLike):
-        return video
+        return os.path.expanduser(video)
     if isinstance(video, Image.Image):
         return [video]
     if isinstance(video, np.ndarray | Tensor):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gare.library.filters import Filter
 from gare.library.store import Store
 from gare.library.store.read_deadline import checked
-from gare.library.store.store_schema import is_dense
+from gare.library.store.store_schema import is_dense, is_part
 from gare.library.store.stored_frames import unpack_frames
 from gare.model import GARE
 from gare.types import VideoFeatures
@@ -54,6 +54,8 @@ class Span(NamedTuple):
     end: float
     is_dense: bool = False
     """It is a range of dense frames."""
+    is_part: bool = False
+    """Its file may have other items."""
 
     def overlaps(self, other: Span) -> bool:
         """Whether they share more than a point in time."""
@@ -76,7 +78,8 @@ class ItemFrames:
         """From rows with `SCORE_COLUMNS`, each with its own frames alone; there is at least one."""
         columns = (rows.column(name).to_pylist() for name in ("path", "start", "end", "frames_key"))
         spans = [
-            Span(path, start, end, is_dense(key)) for path, start, end, key in zip(*columns, strict=True)
+            Span(path, start, end, is_dense(key), start > 0 or is_part(key))
+            for path, start, end, key in zip(*columns, strict=True)
         ]
         video = unpack_frames(rows.column("vectors"), model.dim, model.device)
         return cls(rows.column("id").to_pylist(), spans, video)

@@ -35,6 +35,7 @@ def _words(text: str) -> frozenset[str]:
 NAME_WORDS = _words(
     """
     al da das de dei del della den der des di do dos du el et il la las le les los san van vom von y zu
+    noël
     """
 )
 
@@ -254,7 +255,7 @@ BORROWED = _words(
     açai açaí brûlée café cafés cliché crème crêpe crêpes doppelgänger décor déjà entrée façade fiancé
     fiancée flambé jalapeño jalapeños matinée naïve piñata piñatas protégé purée puréed pâté risqué rosé
     résumé sauté sautéed sautéeing sautéing señor señora señorita smörgåsbord soufflé touché élite über
-    plié
+    plié döner
     """
 )
 """English words that are written with accents."""

@@ -137,18 +137,24 @@ class _Evidence:
     accents: int
     """Words in small letters with an accent; names may have one in English too."""
     num_words: int
+    capitals: int
+    """Words that begin with a capital letter: names, most likely, where there are two."""
     pieces_a_word: float
 
 
 def _read_words(text: str, num_pieces: int) -> _Evidence:
     words = _WORD.findall(unicodedata.normalize("NFC", text))
+    capitals = 0 if text.isupper() else sum(word[0].isupper() for word in words)
     strong: Counter[str] = Counter()
     weak: Counter[str] = Counter()
     english = surely_english = accents = 0
     for word in words:
         low = word.lower()
-        (strong if _is_sure(low) else weak).update(_vocabulary().get(low, ()))
-        if _ELISION.match(low):
+        languages = _vocabulary().get(low, frozenset())
+        # Playa del Carmen; German writes its own nouns so.
+        is_name = capitals > 1 and word[0].isupper() and "de" not in languages
+        (strong if _is_sure(low) and not is_name else weak).update(languages)
+        if word == low and _ELISION.match(word):
             weak.update(("fr", "it"))
         is_known = low in _vocabulary()
         is_english = low in ENGLISH or (low.endswith("ing") and len(low) > 4 and not is_known)
@@ -156,7 +162,7 @@ def _read_words(text: str, num_pieces: int) -> _Evidence:
         surely_english += is_english and low not in SHARED_WITH_ENGLISH
         accents += word == low and _has_accent(low)
     return _Evidence(
-        strong, weak, english, surely_english, accents, len(words), num_pieces / max(1, len(words))
+        strong, weak, english, surely_english, accents, len(words), capitals, num_pieces / max(1, len(words))
     )
 
 
@@ -173,10 +179,10 @@ def _by_words(text: str, num_pieces: int) -> tuple[str, str] | None:
     if found.surely_english or any(letter.isdigit() for letter in text):
         return None
     fewest = _SOME_SPLINTERS if score <= 0.5 else _FEW_SPLINTERS
-    if best and found.num_words > 1 and found.pieces_a_word >= fewest:
+    if best and found.num_words > 1 and found.capitals < 2 and found.pieces_a_word >= fewest:
         return _named(best)
     is_splintered = found.pieces_a_word >= _SPLINTERS.get(found.num_words, _SPLINTERS_OF_MANY)
-    return _UNNAMED if is_splintered and not found.english else None
+    return _UNNAMED if is_splintered and not found.english and not found.capitals else None
 
 
 def _named(languages: Sequence[str]) -> tuple[str, str]:

@@ -141,19 +141,9 @@ class ResidentItems:
             on_progress(min(block.stop, len(keys)), len(keys))
 
     def _with_rows(self, rows: pa.Table) -> tuple[list[str], VideoFeatures]:
-        """Names and frames of what gets a row, as many frames each as the model takes.
-
-        Where padding takes part in a score, a shorter item has none, and is scored.
-        """
-        num_frames, device = self._store.stamp.num_frames, self._devices[0]
-        video = unpack_frames(rows["vectors"], self._model.dim, device).pad(num_frames)
-        names = card_keys(rows)
-        if self._model.interaction.masks_padding or video.mask_VF.all():
-            return names, video
-        is_whole_V = video.mask_VF.all(dim=1)
-        return [name for name, whole in zip(names, is_whole_V.tolist(), strict=True) if whole], video[
-            is_whole_V
-        ]
+        """Names and frames of what gets a row, as many frames each as the model takes."""
+        video = unpack_frames(rows["vectors"], self._model.dim, self._devices[0])
+        return card_keys(rows), video.pad(self._store.stamp.num_frames)
 
     @property
     def _num_heads(self) -> int:

@@ -312,6 +312,8 @@ class Searcher:
             return replace(Ranking.nothing(), certificate=Certificate(num_items, num_items))
         items = ItemFrames.of(table, self.model)
         ranking = Ranking.by_score(items, self._scores(query, items.video, table))
+        # No more than were asked for: what is usual among them tells which moments of a file still match.
+        ranking = ranking.take(range(min(depth, len(ranking))))
         if self.damaged:  # what was left out might have been among them
             return ranking
         return replace(ranking, certificate=Certificate(num_items, num_items))
@@ -406,8 +408,7 @@ def _kept(request: SearchRequest) -> int:
 
 def _is_wide(request: SearchRequest, ranking: Ranking, choices: Sequence[Choice]) -> bool:
     """Whether what is told of a hit depends on items that are no hits."""
-    spans = [ranking.spans[choice.place] for choice in choices]
-    return request.explain or any(span.is_dense or span.start > 0 for span in spans)
+    return request.explain or any(ranking.spans[choice.place].is_part for choice in choices)
 
 
 def _ranks(names: Sequence[str]) -> dict[str, int]:

@@ -38,7 +38,7 @@ from gare.library.store.lance_storage import Place, damaged, explained
 from gare.library.store.lance_table import VECTOR_INDEX, LanceTable, Snapshot, quote
 from gare.library.store.lance_upkeep import index_cover, maintain_tables
 from gare.library.store.read_deadline import checked
-from gare.library.store.row_checksums import CHECKSUM_COLUMN
+from gare.library.store.row_checksums import CHECKSUM_COLUMN, REST_COLUMNS, SHOWN_COLUMNS
 from gare.library.store.shared_records import LanceRecords, Records
 from gare.library.store.store_protocol import (
     Hits,
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 NAME_COLUMN = "name_key"
 WRITTEN_COLUMN = "written"
+_KEYS = ("id", "frames_key")  # of an item
 SETS_FOLDER = "sets"
 """Where the vectors of further models lie, below the library."""
 SCAN_MATCHES = 20_000
@@ -97,9 +98,9 @@ class LanceStore(Store):
         self.takes_turns = "://" not in uri  # in a folder there is a lock
         self._place = Place(uri, read_only, storage_options(os.environ) if "://" in uri else {})
         self._facts = LanceTable(self._place, "facts", ("key",))
-        # What a search reads of every candidate, except the vectors; and the numbers it tells of a hit.
-        kept = ("path", "start", "end", "file_duration", "width", "height", "modified", "added")
-        self._items = LanceTable(self._place, "items", ("id", "frames_key"), kept)
+        # All that a search reads of items: of every candidate, and of a hit.
+        kept = tuple(name for name in (*SHOWN_COLUMNS, *REST_COLUMNS, CHECKSUM_COLUMN) if name not in _KEYS)
+        self._items = LanceTable(self._place, "items", _KEYS, kept)
         self._frames = LanceTable(self._place, "frames", ("frames_key",), ("times",))
         self._files = LanceTable(self._place, "files", ("path",))
         with explained(uri):

@@ -4,10 +4,10 @@ In a folder writers take turns, and what a commit refers to is on the disk befor
 storage a put is durable by itself and Lance's own conflict checks keep writers apart.
 
 Where each row lies is kept in memory. Lance finds 256 rows by address in 4 ms, but by key, through its index,
-in 20. Keys take about 25 bytes a row; a fragment is read once and kept until it changes, so that a growing
-library costs a reader only what is new. So are the short columns that a search reads of every candidate:
-from a folder they take longer than the frames do, on object storage each value costs a request. Together
-some 190 bytes a row.
+in 20. A fragment is read once and kept until it changes, so that a growing library costs a reader only what
+is new. So are the short columns that a search reads of candidates and hits: from a folder they take longer
+than the frames do, on object storage each value costs a request. An item and its frames take some 450 bytes,
+and the dictionaries that find their keys as many again.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from gare.library.store.lance_storage import (
     set_aside,
     with_retries,
 )
+from gare.library.store.lance_values import ValueFiles
 from gare.library.store.read_deadline import check_deadline, checked
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Snapshot:
     key_columns: tuple[str, ...]
     near_columns: tuple[str, ...] = ()
     before: list[RowMap] = field(default_factory=list)
+    values: ValueFiles | None = None
+    """What reads large values without Lance; None on object storage."""
 
     @cached_property
     def rows(self) -> RowMap:
@@ -114,6 +117,8 @@ class Snapshot:
         """Rows by their address, in this order; it ends when the deadline is over."""
         import pyarrow as pa
 
+        if len(columns) == 1 and (values := self._take_values(addresses, columns[0])) is not None:
+            return pa.table({columns[0]: values})
         if len(addresses) < _ROWS_FOR_TWO:
             return self.dataset._take_rows(addresses.tolist(), columns=columns)
         order = np.argsort(addresses)  # Lance reads neighbours in less time
@@ -126,6 +131,21 @@ class Snapshot:
         places[order] = np.arange(len(order))
         table = pa.concat_tables(parts)
         return pa.table({name: _in_order(table[name], places) for name in columns})
+
+    def _take_values(self, addresses: np.ndarray, column: str) -> pa.ChunkedArray | None:
+        """The same of a column of large values; None where Lance has to read them."""
+        import pyarrow as pa
+
+        if self.values is None or not pa.types.is_large_binary(self.dataset.schema.field(column).type):
+            return None
+        parts = []
+        for start in range(0, len(addresses), TAKE_ROWS):
+            check_deadline()
+            part = self.values.read(self.dataset, column, addresses[start : start + TAKE_ROWS])
+            if part is None:
+                return None
+            parts.append(part)
+        return pa.chunked_array(parts, pa.large_binary())
 
 
 def _side_by_side(read: Callable[[np.ndarray], pa.Table], rows: np.ndarray) -> list[pa.Table]:
@@ -178,6 +198,7 @@ class LanceTable:
         self._checked = 0.0
         self._mutex = threading.Lock()
         self._flusher = Flusher(Path(self.uri)) if place.folder else None
+        self._values = ValueFiles(Path(self.uri)) if place.folder else None
 
     # Opening
 
@@ -262,7 +283,9 @@ class LanceTable:
         with self._mutex, explained(self.place.uri):
             now = time.monotonic()
             if self._snapshot is None:
-                self._snapshot = Snapshot(self._open(), self.key_columns, self.near_columns)
+                self._snapshot = Snapshot(
+                    self._open(), self.key_columns, self.near_columns, values=self._values
+                )
             elif fresh or self.place.folder or now - self._checked > _REMOTE_REFRESH_S:
                 held = self._snapshot.dataset
                 newest = held.latest_version

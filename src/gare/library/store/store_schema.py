@@ -74,6 +74,15 @@ def is_dense(frames_key: str) -> bool:
     return f"/{DENSE}:" in frames_key
 
 
+def is_part(frames_key: str) -> bool:
+    """Whether the item of this key is a part of its file, which may have others.
+
+    >>> is_part("ab12/windows:10/0.000/f00/12"), is_part("ab12/whole/0.000/f00/12")
+    (True, False)
+    """
+    return "/" in frames_key and frames_key.split("/")[1] != "whole"
+
+
 def item_id(path: str, start: float, end: float | None = None) -> str:
     """The name of the segment of `path` that starts at `start` seconds; the same on every run.
 
