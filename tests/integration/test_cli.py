@@ -30,6 +30,13 @@ def test_a_full_disk_under_the_output_is_told_in_words(arguments):
         assert said.read() == "error: the disk is full; free some space and run the same command again\n"
 
 
+def test_a_folder_to_serve_that_is_not_there_is_said(tmp_path):
+    result = run("serve", "--folder", tmp_path, "--folder", "none", "--host", "0.0.0.0", cwd=tmp_path)
+    assert result.returncode == 1  # no token
+    assert "--folder none: there is no such folder now" in result.stderr
+    assert f"--folder {tmp_path}" not in result.stderr
+
+
 def test_bench_scoring_prints_one_json_object():
     result = run(
         *["bench", "scoring", "--texts", "5", "--videos", "7", "--frames", "3", "--dim", "16", "--json"]

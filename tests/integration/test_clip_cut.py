@@ -269,6 +269,12 @@ def test_files_that_cannot_be_cut(short, tmp_path):
         with pytest.raises(ClipError, match="is not a video that can be read: Invalid data") as refused:
             cut_clip(tmp_path / name, sounds / "clip.mp4", 0, 1)
         assert "--exact" not in str(refused.value)  # which would not help
+    with pytest.raises(ClipError, match=r"none\.mp4 cannot be read: No such file"):
+        cut_clip(tmp_path / "none.mp4", sounds / "clip.mp4", 0, 1)
+    with pytest.raises(
+        ClipError, match=rf"^{sounds / ('x' * 300)}\.mp4 cannot be written: File name too long"
+    ):
+        cut_clip(short, sounds / f"{'x' * 300}.mp4", 0, 1)
     with pytest.raises(ClipError, match="no folder"):
         cut_clip(short, tmp_path / "nowhere" / "clip.mp4", 0, 1)
     with pytest.raises(ClipError, match="no name for a clip"):

@@ -76,7 +76,8 @@ def check(
         gare check --repair ~/Videos/.gare
     """
     from gare.library.check.read_share import ReadShare
-    from gare.library.library import find_library, model_loader
+    from gare.library.library import find_library
+    from gare.library.library_model import model_loader
     from gare.library.vector_set_checks import check_sets, repair_sets
 
     try:

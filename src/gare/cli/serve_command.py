@@ -112,6 +112,8 @@ def serve(
     os.environ.pop("GARE_TOKEN", None)  # jobs inherit the environment, and need no token
     if warning := probe_box().warning:
         _stderr.print(warning, style="yellow", markup=False)
+    for missing in (each for each in folder or () if not os.path.isdir(each)):
+        _stderr.print(f"--folder {missing}: there is no such folder now", style="yellow", markup=False)
     options = ServeOptions(
         host=host,
         port=port,

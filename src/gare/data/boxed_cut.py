@@ -97,7 +97,9 @@ def cut_clip(
     except FileExistsError:
         raise ClipError(f"{target} exists, and nothing is overwritten; choose another name") from None
     except OSError as error:
-        raise ClipError(f"{error.filename or target}: {error.strerror or error}") from None
+        is_source = str(error.filename) == name  # else it is the file beside `target`, of which nobody knows
+        what = f"{name} cannot be read" if is_source else f"{target} cannot be written"
+        raise ClipError(f"{what}: {error.strerror or error}") from None
     return CutClip(target, cut.start, cut.end, cut.num_frames, target.stat().st_size)
 
 

@@ -150,7 +150,9 @@ class Manifest:
         """Move some training videos to `val`, for model selection; ids and seed alone decide which."""
         train = [video.video_id for video in self.videos("train")]
         if not 0 < num_videos < len(train):
-            raise DataError(f"cannot hold out {num_videos} of {len(train)} training videos")
+            raise DataError(
+                f"cannot hold out {num_videos} of {len(train)} training videos; hold out fewer, a fifth or so"
+            )
         if "val" in self.splits:
             raise DataError(f"{self.header.name} already has a split 'val'; nothing needs to be held out")
         order = sorted(train, key=lambda video_id: hashlib.sha256(f"{seed}/{video_id}".encode()).digest())

@@ -1,4 +1,7 @@
-"""A library of videos as one object: index folders, search them, ask about single items."""
+"""A library of videos as one object: index folders, search them, ask about single items.
+
+It is long because it is the one class that Python users of a library meet, with all they can ask of it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from gare.errors import CheckpointError, LibraryError, MissingLibraryError, QueryError
+from gare.errors import LibraryError, MissingLibraryError, QueryError
 from gare.library.check import CheckReport
-from gare.library.check.repair_run import LoadModel
 from gare.library.filters import Filter, parse_filter, simplify
 from gare.library.index.commit import delete_items
 from gare.library.index.index_report import FileFailure, IndexProgress, IndexReport
 from gare.library.index.index_run import IndexOptions, index_folders
+from gare.library.library_model import load_model, load_model_of, model_stamp, usable_device
 from gare.library.model_change import change_to, encode_again, num_behind
 from gare.library.search.exact_search import ExactSearch
 from gare.library.search.resident_search import exact_search_on
@@ -39,7 +41,7 @@ from gare.library.vector_exchange import add_vectors, export_vectors, fetch_feat
 from gare.library.vector_set_checks import check_sets, repair_sets
 from gare.library.vector_sets import MissingSetError, OpenSet, VectorSet, VectorSets, set_name
 from gare.model import GARE
-from gare.model.named_models import ModelLike, load_named
+from gare.model.named_models import ModelLike
 from gare.types import VideoFeatures
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class Library:
                 raise MissingLibraryError(f"there is no library at {place}, but there is one at {inside}")
             return cls(open_store(place, read_only=read_only), None, device=device)  # says what is wrong
         if home is None:
-            name, loaded = _load(DEFAULT_MODEL if model is None else model, device)
+            name, loaded = load_model(DEFAULT_MODEL if model is None else model, device)
             stamp = model_stamp(loaded, name)
             home = open_store(place, stamp=stamp, create=not read_only, read_only=read_only)
             return cls(home, loaded, device=device)
@@ -158,7 +160,7 @@ class Library:
         current = sets.open_current()
         if model is None:
             return cls(current, None, device=device, sets=sets)
-        name, loaded = _load(model, device)
+        name, loaded = load_model(model, device)
         if loaded.is_known_as(current.stamp.fingerprint):
             return cls(current, loaded, device=device, sets=sets)
         if change_model:
@@ -227,7 +229,7 @@ class Library:
         if self._given is not None and self._given[0] == set_name(stamp):
             return self._given[1]
         try:
-            return _load_model_of(self.home.uri, stamp, self._device)
+            return load_model_of(self.home.uri, stamp, self._device)
         except LibraryError as error:
             kept = [
                 found.stamp.name
@@ -281,7 +283,7 @@ class Library:
         Ctrl-C or a crash loses nothing: call it again. Vectors of this model that the library has kept are
         brought up to date and used. Folders that are named here are indexed afterwards.
         """
-        self._wanted = _load(model, self._device)
+        self._wanted = load_model(model, self._device)
         return self.index(*folders, options=options, on_progress=on_progress)
 
     @property
@@ -552,7 +554,7 @@ class Library:
     def _model_for(self, stamp: ModelStamp | None) -> tuple[GARE, ModelStamp]:
         if stamp is None or set_name(stamp) == self._open.name:
             return self.model, self.store.stamp
-        return _load_model_of(self.home.uri, stamp, self._device), stamp
+        return load_model_of(self.home.uri, stamp, self._device), stamp
 
     # --- vectors --------------------------------------------------------------------------------------------
 
@@ -624,61 +626,6 @@ class Library:
         return self.store.maintain(progress)
 
 
-def model_loader(
-    library: str, model: str | os.PathLike[str] | None = None, device: torch.device | str = "cpu"
-) -> LoadModel:
-    """What loads the model of a library that is being repaired, when and if it is needed.
-
-    Args:
-        library: its address, for messages.
-        model: where the model is now, if it moved; or which it was, for a library that does not know.
-    """
-
-    def load(stamp: ModelStamp | None) -> tuple[GARE, ModelStamp]:
-        if stamp is not None and model is None:
-            return _load_model_of(library, stamp, device), stamp
-        if model is None:
-            raise LibraryError(f"{library} has lost the name of its model; name it with --model")
-        name, loaded = _load(model, device)
-        if stamp is not None and not loaded.is_known_as(stamp.fingerprint):
-            return _load_model_of(library, stamp, device), stamp  # the vectors of another model
-        return loaded, stamp or model_stamp(loaded, name)
-
-    return load
-
-
-def usable_device(device: torch.device | str) -> torch.device:
-    """The same device, or the CPU with a warning where it is a GPU that is not here."""
-    wanted = torch.device(device)
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        warnings.warn("no GPU is here; the CPU is used", RuntimeWarning, stacklevel=3)
-        return torch.device("cpu")
-    return wanted
-
-
-def _load_model_of(library: str, stamp: ModelStamp, device: torch.device | str) -> GARE:
-    try:
-        named = load_named(stamp.name)[1]
-        model = named.masking_padding().to(device)
-    except CheckpointError as error:
-        raise LibraryError(
-            f"{library} was made by {stamp.name}, which cannot be loaded: {error} If it is "
-            "elsewhere now, open the library with model=… (--model)"
-        ) from None
-    if not model.is_known_as(stamp.fingerprint):
-        if named.is_known_as(stamp.fingerprint):
-            raise LibraryError(
-                f"{library} was made by {stamp.name} with an earlier gare, which let padding count: its "
-                f"vectors depend on what was indexed together. Encode it again: gare index --model "
-                f"{stamp.name}"
-            )
-        raise LibraryError(
-            f"{library} was made by {stamp.name}, but its weights have changed since; open it with the "
-            f"old weights (model=…), or encode it again: gare index --model {stamp.name}"
-        )
-    return model
-
-
 def find_library(start: Path | None = None) -> str:
     """The library of a folder: $GARE_LIBRARY, or .gare here or in a folder above."""
     if named := os.environ.get("GARE_LIBRARY"):
@@ -698,20 +645,3 @@ def _try_open(place: str, *, read_only: bool) -> Store | None:
         return open_store(place, read_only=read_only)
     except MissingLibraryError:
         return None
-
-
-def model_stamp(model: GARE, name: str) -> ModelStamp:
-    """The stamp of a loaded model; `name` is what loads it again. Hashes about 1 GB of weights a second."""
-    return ModelStamp(
-        name=name,
-        fingerprint=model.fingerprint(),
-        dim=model.dim,
-        stage1_dim=model.dim + 1,
-        num_frames=model.config.num_frames,
-    )
-
-
-def _load(model: ModelLike, device: torch.device | str) -> tuple[str, GARE]:
-    """A model as a library uses it, padding masked, and the name that loads it again."""
-    name, loaded = load_named(model)
-    return name, loaded.masking_padding().to(device)
