@@ -1,7 +1,8 @@
 """The folder of a model that is named by a folder or a hub id; what is on the hub is downloaded.
 
 Only what a model needs is fetched, and no pickle: reading one can run code of whoever wrote it. Downloads
-show their progress, go on where they were cut off, lie in `HF_HOME`, and do not happen with `HF_HUB_OFFLINE`.
+show their progress, lie in `HF_HOME`, and do not happen with `HF_HUB_OFFLINE`; what is there is not fetched
+again.
 """
 
 from __future__ import annotations
