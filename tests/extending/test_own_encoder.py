@@ -200,6 +200,20 @@ def test_a_model_on_top_of_it_is_saved_and_comes_back(colours, tmp_path):
         GARE.from_pretrained(tmp_path)
 
 
+def test_settings_find_an_object_that_was_handed_over_by_its_name(colours):
+    first, second = colours(), colours()
+    first.name = second.name = "handed over"
+    second.fingerprint = "newer"
+    named = {"encoder": {"name": "own", "model": "handed over"}, "temporal": {"num_layers": 0}}
+    with pytest.raises(CheckpointError, match="which this process does not have"):
+        GARE(GareConfig.load(named))
+    for each in (first, second):
+        GARE.from_pretrained(each)
+        assert GARE(GareConfig.load(named)).config.encoder.identity == each.fingerprint
+    named["encoder"]["identity"] = first.fingerprint
+    assert GARE(GareConfig.load(named)).config.encoder.identity == first.fingerprint
+
+
 def test_it_keeps_the_laws_of_all_encoders(colours):
     encoder = GARE.from_pretrained(colours()).encoder
     for law in LAWS:

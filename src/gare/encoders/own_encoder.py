@@ -238,8 +238,10 @@ def _to_tensor(given: Any) -> Tensor:
 
 def _find(config: OwnEncoderConfig) -> Any:
     """The object of these settings: handed over in this process, or offered by an installed package."""
-    if _key(config) in _GIVEN:
-        return _GIVEN[_key(config)]
+    key, is_any = _key(config), not config.identity
+    given = [own for known, own in _GIVEN.items() if known == key or (is_any and known.startswith(key))]
+    if given:
+        return given[-1]
     if config.model not in MODELS and not is_open_clip(config.model) and not _is_folder(config.model):
         raise CheckpointError(
             f"'{config.model}' is an encoder of someone's own, which this process does not have. From "
