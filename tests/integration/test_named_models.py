@@ -515,7 +515,7 @@ def test_gare_is_trained_on_top_of_it_and_comes_back(name, folder_of, videos, tm
         },
     }
     values["data"] = {**values["data"], "frames": "cached"}
-    best = train(RunConfig.load(values), tmp_path / "run", device=torch.device("cpu"))
+    best = train(RunConfig.load(values), str(tmp_path / "run"), device=torch.device("cpu"))
     model, start = GARE.from_pretrained(best), GARE.from_pretrained(folder_of(name))
     assert model.interaction.has_increments
     assert model.config.encoder.freeze_image
