@@ -44,7 +44,7 @@ def find_folder(name: str | os.PathLike[str], **hub_options: Any) -> Path:
         return Path(folder)
     if not is_hub_id(str(name)):  # do not ask in vain
         raise CheckpointError(
-            f"'{name}' is not a folder here, and a hub id is owner/name. "
+            f"'{name}' is not a folder here, and a hub id is owner/name; gare models lists some. "
             "Give the folder written by save_pretrained, or a hub id while online. An encoder of your own is "
             "handed over from Python (model=…), or known by name once its package offers it (gare.models)."
         )
