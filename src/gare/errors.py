@@ -40,6 +40,10 @@ class CheckpointError(GareError):
     """Weights that are missing, damaged, of another model, or not weights at all."""
 
 
+class EncoderError(GareError):
+    """An encoder of one's own that failed; the error it raised is the cause."""
+
+
 class DataError(GareError):
     """Annotations, a manifest or a cache that is missing, malformed or incomplete."""
 

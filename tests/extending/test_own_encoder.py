@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
@@ -19,7 +20,7 @@ from encoder_laws import LAWS, it_costs_something
 from gare import GARE, GareConfig, Library
 from gare.cli.main import app
 from gare.encoders import MODELS, EncoderProtocol
-from gare.errors import CheckpointError, ConfigError, LibraryError
+from gare.errors import CheckpointError, ConfigError, EncoderError, LibraryError
 from gare.library.index.index_run import IndexOptions
 from strangers import as_it_was, blocks, installed
 
@@ -64,6 +65,51 @@ def test_the_script_of_the_page_indexes_searches_and_serves(videos, tmp_path):
             process.terminate()
 
 
+FAILING = """
+class Failing(Colours):
+    def encode_texts(self, texts):
+        if "boom" in texts[0]:
+            raise ConnectionError("the service at 10.0.0.7 is away")
+        return super().encode_texts(texts)
+
+
+if __name__ == "__main__":
+    with Library.open("library", model=Failing()) as library:
+        library.index({videos!r})
+        serve_library(library, port=0)
+"""
+
+
+def test_an_encoder_that_fails_is_named_and_a_server_goes_on(videos, tmp_path):
+    """The log of the server has what it said; who asked hears that it failed."""
+    own, use = blocks(PAGE, "python")[:2]
+    imports = use.split("if __name__")[0]
+    (tmp_path / "mine.py").write_text(own + imports + FAILING.replace("{videos!r}", repr(str(videos))))
+    command = [sys.executable, "mine.py"]
+    with (
+        open(tmp_path / "log", "wb") as log,
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            for path, code in (
+                ("/api/v1/search?q=boom", b"encoder_failed"),
+                ("/?q=boom", b"encoder of this"),
+            ):
+                with pytest.raises(HTTPError) as refused:
+                    urlopen(address + path)
+                content = refused.value.read()
+                assert refused.value.code == 503
+                assert code in content
+                assert b"10.0.0.7" not in content
+            with urlopen(f"{address}/api/v1/search?q=blue") as answer:
+                assert json.load(answer)["hits"][0]["path"].endswith("blue.mp4")
+        finally:
+            process.terminate()
+    assert b"ConnectionError" in (tmp_path / "log").read_bytes()
+
+
 def test_a_library_keeps_its_name_and_asks_for_it(colours, videos, tmp_path):
     assert isinstance(colours(), EncoderProtocol)
     with Library.open(tmp_path / "library", model=colours()) as library:
@@ -96,6 +142,36 @@ def test_the_command_line_finds_it_by_its_entry_point(videos, tmp_path):
         assert json.loads(done.stdout)[0]["path"].endswith("blue.mp4")
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "def __init__(self): raise OSError('no key')",
+            "the model 'colours' cannot be made: OSError: no key",
+        ),
+        ("def encode_texts(self, texts): 1 / 0", "Mine.encode_texts failed: ZeroDivisionError: division by"),
+        (
+            "def encode_images(self, images): raise KeyError",
+            "Mine.encode_images failed: KeyError: no message",
+        ),
+    ],
+)
+def test_the_command_line_says_where_an_encoder_failed(code, message, videos, tmp_path):
+    module = f"{blocks(PAGE, 'python')[0]}\n\nclass Mine(Colours):\n    {code}\n"
+    entry = "[gare.models]\ncolours = my_colours:Mine\n"
+    with as_it_was(MODELS), installed(tmp_path, "my_colours", module, entry):
+        line = len(module.splitlines())
+        with pytest.raises(EncoderError) as error:
+            GARE.from_pretrained("colours")
+        assert message in str(error.value)
+        assert str(error.value).endswith(f"my_colours.py, line {line})")
+        done = CliRunner().invoke(
+            app, ["index", str(videos), "--library", f"{tmp_path}/l", "--model", "colours"]
+        )
+        assert isinstance(done.exception, EncoderError)  # what `main` prints without a traceback
+        assert not (tmp_path / "l").exists()
+
+
 def points() -> str:
     import tomllib
 
@@ -122,6 +198,20 @@ def test_a_model_on_top_of_it_is_saved_and_comes_back(colours, tmp_path):
         CheckpointError, match="an encoder of someone's own, which this process does not have"
     ):
         GARE.from_pretrained(tmp_path)
+
+
+def test_settings_find_an_object_that_was_handed_over_by_its_name(colours):
+    first, second = colours(), colours()
+    first.name = second.name = "handed over"
+    second.fingerprint = "newer"
+    named = {"encoder": {"name": "own", "model": "handed over"}, "temporal": {"num_layers": 0}}
+    with pytest.raises(CheckpointError, match="which this process does not have"):
+        GARE(GareConfig.load(named))
+    for each in (first, second):
+        GARE.from_pretrained(each)
+        assert GARE(GareConfig.load(named)).config.encoder.identity == each.fingerprint
+    named["encoder"]["identity"] = first.fingerprint
+    assert GARE(GareConfig.load(named)).config.encoder.identity == first.fingerprint
 
 
 def test_it_keeps_the_laws_of_all_encoders(colours):

@@ -29,11 +29,12 @@ print(model.score(model.encode_text(["a dog"]), video).item())
 
 
 @contextmanager
-def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = None):
+def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = None, *, breaks_off: str = ""):
     """The hub's protocol: what a repository holds, its files, and its pull requests.
 
     Args:
         converted: what the hub's converter offers, in pull request 3 of a repository.
+        breaks_off: a file of which half is sent; then there is no hub any more.
     """
     pull_requests, asked = converted or {}, []
 
@@ -80,7 +81,9 @@ def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = N
             file = folder / inside
             if "/resolve/" not in path or not file.is_file():
                 return self.refuse("EntryNotFound")
-            return self.send(file.read_bytes(), commit, body=body)
+            if body and file.name == breaks_off:
+                server.verify_request = lambda *_: False  # nobody is let in from now on
+            return self.send(file.read_bytes(), commit, body=body, half=file.name == breaks_off)
 
         def refuse(self, reason):
             self.send_response(404)
@@ -88,7 +91,7 @@ def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = N
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def send(self, content, commit, *, body):
+        def send(self, content, commit, *, body, half=False):
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
@@ -96,7 +99,7 @@ def serving(repositories: dict[str, Path], converted: dict[str, Path] | None = N
             self.send_header("X-Repo-Commit", commit)
             self.end_headers()
             if body:
-                self.wfile.write(content)
+                self.wfile.write(content[: len(content) // 2] if half else content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -177,6 +180,19 @@ def test_a_dual_encoder_is_downloaded_without_what_it_does_not_need(tmp_path):
     assert again.stdout == result.stdout, again.stderr
     other = load("someone/other", "http://127.0.0.1:9", tmp_path / "cache", client=ENCODE, offline="1")
     assert "hf download someone/other --local-dir FOLDER), bring the folder along" in other.stderr
+
+
+def test_a_network_that_breaks_off_is_an_error_and_the_next_call_goes_on(tmp_path):
+    folder, cache = save_family("clip", tmp_path / "served"), tmp_path / "cache"
+    with serving({"someone/clip": folder}, breaks_off="model.safetensors") as (address, _):
+        broken = load("someone/clip", address, cache, client=ENCODE)
+    error = broken.stderr[broken.stderr.rindex("CheckpointError: ") :]
+    assert "the hub did not give it either" in error
+    assert "bring the folder along" in error
+    with serving({"someone/clip": folder}) as (address, asked):
+        result = load("someone/clip", address, cache, client=ENCODE)
+    assert result.returncode == 0, result.stderr
+    assert {path.rsplit("/", 1)[-1] for path in asked if "/resolve/" in path} == {"model.safetensors"}
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])

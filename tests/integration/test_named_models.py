@@ -515,7 +515,7 @@ def test_gare_is_trained_on_top_of_it_and_comes_back(name, folder_of, videos, tm
         },
     }
     values["data"] = {**values["data"], "frames": "cached"}
-    best = train(RunConfig.load(values), tmp_path / "run", device=torch.device("cpu"))
+    best = train(RunConfig.load(values), str(tmp_path / "run"), device=torch.device("cpu"))
     model, start = GARE.from_pretrained(best), GARE.from_pretrained(folder_of(name))
     assert model.interaction.has_increments
     assert model.config.encoder.freeze_image
@@ -525,3 +525,14 @@ def test_gare_is_trained_on_top_of_it_and_comes_back(name, folder_of, videos, tm
     with Library.open(tmp_path / "library", model=best) as library:
         library.index(videos / "0.mp4", options=ONE)
         assert library.search("red light")
+
+
+def test_own_captions_train_from_gare_mini_without_the_packages_of_the_extra(tmp_path, monkeypatch):
+    def refuse(*wanted: object, **more: object) -> None:
+        raise AssertionError(f"asked for {wanted}")
+
+    monkeypatch.setattr("gare.encoders.mini_encoder.require", refuse)
+    data, out = write_dataset(tmp_path / "data", videos=4), tmp_path / "run"
+    settings = (f"data.manifest={data}", "epochs=1", "batch_size=4")
+    run("train", "own_csv", "--out", out, *(word for each in settings for word in ("--set", each)))
+    assert GARE.from_pretrained(out / "best").config.encoder.name == "mini"

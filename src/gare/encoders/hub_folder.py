@@ -1,7 +1,8 @@
 """The folder of a model that is named by a folder or a hub id; what is on the hub is downloaded.
 
 Only what a model needs is fetched, and no pickle: reading one can run code of whoever wrote it. Downloads
-show their progress, go on where they were cut off, lie in `HF_HOME`, and do not happen with `HF_HUB_OFFLINE`.
+show their progress, lie in `HF_HOME`, and do not happen with `HF_HUB_OFFLINE`; what is there is not fetched
+again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def find_folder(name: str | os.PathLike[str], **hub_options: Any) -> Path:
         return Path(folder)
     if not is_hub_id(str(name)):  # do not ask in vain
         raise CheckpointError(
-            f"'{name}' is not a folder here, and a hub id is owner/name. "
+            f"'{name}' is not a folder here, and a hub id is owner/name; gare models lists some. "
             "Give the folder written by save_pretrained, or a hub id while online. An encoder of your own is "
             "handed over from Python (model=…), or known by name once its package offers it (gare.models)."
         )

@@ -11,7 +11,9 @@ Shapes: T texts, W words, N images, D embedding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -27,7 +29,7 @@ from gare.encoders.other_libraries import (
     is_open_clip,
     is_sentence_transformers,
 )
-from gare.errors import CheckpointError, ConfigError
+from gare.errors import CheckpointError, ConfigError, EncoderError, GareError
 from gare.image_fit import ImageFit
 from gare.registry import Registry
 from gare.settings import PositiveInt
@@ -140,9 +142,9 @@ class OwnEncoder(Encoder):
 
     def _find_dim(self) -> int:
         kind, size = type(self._own[0]).__name__, self.image_format.size
-        text_TD = self._checked("encode_texts", self._own[0].encode_texts(["a dog"]), 1)
+        text_TD = self._ask("encode_texts", ["a dog"])
         grey = np.full((size, size, 3), 128, dtype=np.uint8)
-        image_ND = self._checked("encode_images", self._own[0].encode_images([grey]), 1)
+        image_ND = self._ask("encode_images", [grey])
         if text_TD.shape != image_ND.shape:
             raise ConfigError(
                 f"{kind}: texts have {text_TD.shape[1]} dimensions and pictures {image_ND.shape[1]}; they "
@@ -150,13 +152,15 @@ class OwnEncoder(Encoder):
             )
         return text_TD.shape[1]
 
-    def _checked(self, method: str, given: Any, number: int, dim: int | None = None) -> Tensor:
-        """What the object gave, as floats on the device of the model.
+    def _ask(self, method: str, inputs: list[Any], dim: int | None = None) -> Tensor:
+        """What a method of the object gives, as floats on the device of the model.
 
         Args:
             dim: how many dimensions it gave before.
         """
-        who = f"{type(self._own[0]).__name__}.{method}"
+        who, number = f"{type(self._own[0]).__name__}.{method}", len(inputs)
+        with _explained(f"{who} failed"):
+            given = getattr(self._own[0], method)(inputs)
         try:
             vectors_ND = _to_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -190,12 +194,12 @@ class OwnEncoder(Encoder):
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
         rows = token_ids_TW.masked_fill(~mask_TW, 0).cpu().numpy().astype("<i8")
         texts = [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in rows]
-        text_TD = self._checked("encode_texts", self._own[0].encode_texts(texts), len(texts), self.dim)
+        text_TD = self._ask("encode_texts", texts, self.dim)
         return text_TD, text_TD[:, None].expand(-1, token_ids_TW.shape[1], -1)
 
     def encode_frames(self, bytes_NCHW: Tensor) -> Tensor:
         images = [np.ascontiguousarray(each) for each in bytes_NCHW.permute(0, 2, 3, 1).cpu().numpy()]
-        return self._checked("encode_images", self._own[0].encode_images(images), len(images), self.dim)
+        return self._ask("encode_images", images, self.dim)
 
     def image_features(self, pixels_NCHW: Tensor) -> Tensor:
         return self.encode_frames((pixels_NCHW.float() * 255).round().clamp(0, 255).to(torch.uint8))
@@ -234,8 +238,10 @@ def _to_tensor(given: Any) -> Tensor:
 
 def _find(config: OwnEncoderConfig) -> Any:
     """The object of these settings: handed over in this process, or offered by an installed package."""
-    if _key(config) in _GIVEN:
-        return _GIVEN[_key(config)]
+    key, is_any = _key(config), not config.identity
+    given = [own for known, own in _GIVEN.items() if known == key or (is_any and known.startswith(key))]
+    if given:
+        return given[-1]
     if config.model not in MODELS and not is_open_clip(config.model) and not _is_folder(config.model):
         raise CheckpointError(
             f"'{config.model}' is an encoder of someone's own, which this process does not have. From "
@@ -253,7 +259,25 @@ def load_own(name: str) -> Any:
         return SentenceTransformersModel(Path(name))
     offered = MODELS[name]
     is_ready = looks_like_encoder(offered) and not isinstance(offered, type)
-    return offered if is_ready else offered()
+    if is_ready:
+        return offered
+    with _explained(f"the model '{name}' cannot be made"):
+        return offered()
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Say which code of someone's own has failed, and where; the error itself stays the cause."""
+    try:
+        yield
+    except GareError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = (str(error).strip() or "no message").splitlines()[0]
+        raise EncoderError(
+            f"{what}: {type(error).__name__}: {said} ({place.filename}, line {place.lineno})"
+        ) from error
 
 
 def _is_folder(name: str) -> bool:

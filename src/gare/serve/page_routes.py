@@ -19,7 +19,7 @@ from pydantic import (
 )
 from starlette.responses import FileResponse, RedirectResponse
 
-from gare.errors import GareError, LibraryError, TimeLimitError
+from gare.errors import EncoderError, GareError, LibraryError, TimeLimitError
 from gare.library.editing.moments import part_around
 from gare.library.filters import Filter
 from gare.library.index.extract import strip_size
@@ -35,7 +35,7 @@ from gare.serve.page_templates import (
     moments_in_time,
     render,
 )
-from gare.serve.problems import Problem, log_library_error
+from gare.serve.problems import ENCODER_FAILED, Problem, log_encoder_error, log_library_error
 from gare.serve.security import COOKIE, is_token, local_target, session_value
 from gare.serve.service import Service, SharedService
 from gare.serve.system_routes import get_info
@@ -216,6 +216,9 @@ async def _results(asked: PageQuery, service: Service) -> dict[str, Any]:
     except LibraryError as error:
         log_library_error(error)
         context["problem"], context["status"] = str(error), 503
+    except EncoderError as error:
+        log_encoder_error(error)
+        context["problem"], context["status"] = ENCODER_FAILED, 503
     except TimeLimitError as error:
         context["problem"], context["status"] = str(error), 503
     except GareError as error:

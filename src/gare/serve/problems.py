@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gare.errors import GareError, LibraryError, QueryError, TimeLimitError, VideoError
+from gare.errors import EncoderError, GareError, LibraryError, QueryError, TimeLimitError, VideoError
 from gare.library.search.search_request import BadTextError
 from gare.serve.page_templates import render
 
@@ -50,6 +50,9 @@ def problem_body(
             "request_id": request_id,
         }
     }
+
+
+ENCODER_FAILED = "the encoder of this library failed; the server's log says more"
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -117,6 +120,9 @@ async def _on_gare_error(request: Request, error: Exception) -> Response:
     if isinstance(error, LibraryError):
         log_library_error(error, request.scope.get("request_id", ""))
         return answer(request, 503, "library_unavailable", str(error), headers={"Retry-After": "5"})
+    if isinstance(error, EncoderError):
+        log_encoder_error(error, request.scope.get("request_id", ""))
+        return answer(request, 503, "encoder_failed", ENCODER_FAILED)
     code = "bad_query" if isinstance(error, QueryError) else "bad_request"
     code = "bad_text" if isinstance(error, BadTextError) else code
     code = "unreadable_upload" if isinstance(error, VideoError) else code
@@ -127,6 +133,12 @@ def log_library_error(error: LibraryError, request_id: str = "") -> None:
     """Tell the operator what kind of trouble the library is in, and where; the message went to who asked."""
     fields = {"request_id": request_id, "kind": type(error).__name__, "problem": error.logged}
     _log.error("library", exc_info=error, extra={"fields": fields})
+
+
+def log_encoder_error(error: EncoderError, request_id: str = "") -> None:
+    """Tell the operator what an encoder of their own raised; who asked hears only that it failed."""
+    fields = {"request_id": request_id, "kind": type(error.__cause__).__name__}
+    _log.error("encoder", exc_info=error, extra={"fields": fields})
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

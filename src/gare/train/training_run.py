@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ class Observer(Protocol):
 
 def train(
     config: RunConfig,
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     resume: bool = False,
     device: torch.device | None = None,
@@ -81,6 +82,7 @@ def train(
         observers: called around every step.
         log_to: trackers that get the metrics too, "wandb" or "trackio"; they have their extras.
     """
+    folder = Path(folder)
     processes = join(device)
     _claim(folder, config, resume, processes)
     source = open_source(config.data)
