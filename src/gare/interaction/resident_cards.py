@@ -225,7 +225,12 @@ def _first_rung(
         square.low * (1 - _LOST),
         square.high * _UP,
     ]
-    return [number_V.nan_to_num(nan=_MOST, posinf=_MOST).clamp(-_MOST, _MOST) for number_V in numbers]
+    # What float32 cannot hold, or is not a number, is infinite where it is too large for a bound.
+    outwards = (torch.inf, -torch.inf, torch.inf, 0.0, torch.inf)
+    return [
+        number_V.where(number_V.abs() < _MOST, open_end)
+        for number_V, open_end in zip(numbers, outwards, strict=True)
+    ]
 
 
 def _to_words(x: Tensor) -> tuple[Tensor, Tensor]:
