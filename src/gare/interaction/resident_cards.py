@@ -172,9 +172,9 @@ def make_resident(bounds: GapAwareBounds, video: VideoFeatures, *, wide_keys: bo
         moved_V * _UP,
         stored_mean_VD.norm(dim=-1),
         (balls.radius_O + moved_V) * _UP,
-        # Where padding may take weight, the ball is all that is known of pooled frames.
-        balls.spread_O * _UP if bounds.config.mask_frames else torch.full_like(moved_V, 1e20),
-        (balls.moved_O + moved_V) * _UP,
+        balls.spread_O * _UP,
+        # Where padding may take weight, the ball is all that is known of pooled frames, whatever the text.
+        (balls.moved_O + moved_V) * _UP if bounds.config.mask_frames else torch.full_like(moved_V, 1e20),
         (stored_even_VD - even_VD).norm(dim=-1) * _UP,
         even_VD.square().sum(dim=-1),
         inverse_V,
