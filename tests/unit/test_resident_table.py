@@ -100,6 +100,48 @@ def test_no_score_leaves_its_bounds(config, scale, wide_keys):
     assert torch.equal(place_TG[:, 0].long(), first_TV.argmax(dim=1))
 
 
+@pytest.mark.parametrize("length", [1.0, 1e19, 1e25])
+@pytest.mark.parametrize("scale", [1.0, 1e5])
+@pytest.mark.parametrize("side", ["text", "video"])
+@torch.no_grad()
+def test_what_float32_cannot_hold_is_no_bound(side, scale, length):
+    """Increments longer than 1e9, whose squares were cut, and texts whose squares are infinite."""
+    generator = torch.Generator().manual_seed(0)
+    config = GapAwareConfig(corrected_side=side, pooling="text_conditioned", pooling_temperature=0.01)
+    text, video, interaction = videos_near_texts(generator, config, num_videos=9, num_frames=1, scale=scale)
+    text = replace(text, text_TD=length * text.text_TD)
+    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
+    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
+    planes, rules, first_TV = TextPlanes.round(text.text_TD), rules_of(interaction), torch.empty(5, 9)
+    lower_TV, upper_TV = bounds_of(planes, cards, rules)
+    first_bounds(planes, cards, torch.ones(9, dtype=torch.bool), first_TV, rules)
+    assert (scores_TV <= first_TV).all()
+    assert (lower_TV <= scores_TV).all()
+    assert (scores_TV <= upper_TV).all()
+
+
+@pytest.mark.parametrize("mask_frames", [True, False])
+@pytest.mark.parametrize("side", ["text", "video"])
+@torch.no_grad()
+def test_bounds_hold_for_a_text_of_no_length(side, mask_frames):
+    """Without masks, padding takes weight from real frames even there."""
+    generator = torch.Generator().manual_seed(0)
+    config = GapAwareConfig(corrected_side=side, pooling="text_conditioned", mask_frames=mask_frames)
+    text, video, interaction = videos_near_texts(generator, config, num_videos=9)
+    text.text_TD[0] = 0
+    text.text_TD[1] *= 1e-25
+    video.frames_VFD[:, -2:] *= 3
+    video.mask_VF[:, -2:] = False
+    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
+    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
+    planes, rules, first_TV = TextPlanes.round(text.text_TD), rules_of(interaction), torch.empty(5, 9)
+    lower_TV, upper_TV = bounds_of(planes, cards, rules)
+    first_bounds(planes, cards, torch.ones(9, dtype=torch.bool), first_TV, rules)
+    assert (scores_TV <= first_TV).all()
+    assert (lower_TV <= scores_TV).all()
+    assert (scores_TV <= upper_TV).all()
+
+
 @torch.no_grad()
 def test_bounds_are_nearly_as_narrow_as_in_float64():
     generator = torch.Generator().manual_seed(0)

@@ -86,7 +86,7 @@ def cosine_bounds_of(
     low_cosine = tl.maximum(low_cosine - 4 * ROUND, -1.0)
 
     # Both balls as one angle from the origin, by its sine and cosine.
-    is_safe = (left_radius + 1e-6 < left_low) & (right_radius + 1e-6 < right_low)
+    is_safe = (left_radius + 1e-6 < left_low) & (right_radius + 1e-6 < right_low) & (long < 1e38)
     left_sine = tl.minimum(left_radius / left_low * (1 + ROUND), 1.0)
     right_sine = tl.minimum(right_radius / right_low * (1 + ROUND), 1.0)
     left_cosine, right_cosine = root_of(1 - left_sine * left_sine), root_of(1 - right_sine * right_sine)

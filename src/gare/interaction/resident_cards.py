@@ -172,9 +172,9 @@ def make_resident(bounds: GapAwareBounds, video: VideoFeatures, *, wide_keys: bo
         moved_V * _UP,
         stored_mean_VD.norm(dim=-1),
         (balls.radius_O + moved_V) * _UP,
-        # Where padding may take weight, the ball is all that is known of pooled frames.
-        balls.spread_O * _UP if bounds.config.mask_frames else torch.full_like(moved_V, 1e20),
-        (balls.moved_O + moved_V) * _UP,
+        balls.spread_O * _UP,
+        # Where padding may take weight, the ball is all that is known of pooled frames, whatever the text.
+        (balls.moved_O + moved_V) * _UP if bounds.config.mask_frames else torch.full_like(moved_V, 1e20),
         (stored_even_VD - even_VD).norm(dim=-1) * _UP,
         even_VD.square().sum(dim=-1),
         inverse_V,
@@ -225,7 +225,12 @@ def _first_rung(
         square.low * (1 - _LOST),
         square.high * _UP,
     ]
-    return [number_V.nan_to_num(nan=_MOST, posinf=_MOST).clamp(-_MOST, _MOST) for number_V in numbers]
+    # What float32 cannot hold, or is not a number, is infinite where it is too large for a bound.
+    outwards = (torch.inf, -torch.inf, torch.inf, 0.0, torch.inf)
+    return [
+        number_V.where(number_V.abs() < _MOST, open_end)
+        for number_V, open_end in zip(numbers, outwards, strict=True)
+    ]
 
 
 def _to_words(x: Tensor) -> tuple[Tensor, Tensor]:
