@@ -81,7 +81,8 @@ class DoomedMachines:
         """Head, machines and all that runs on them."""
         doomed = psutil.Process(self._process.pid).children(recursive=True)
         for process in doomed:
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # it has ended by itself meanwhile
+                process.send_signal(signal.SIGKILL)
         self._process.kill()
         self._process.communicate(timeout=HANG_S)
         wait_until(lambda: not any(map(is_alive, doomed)), "the end of Ray")

@@ -42,6 +42,9 @@ from servers import (
 )
 from warm import run_gare
 
+# Ray leaves the log of its port for others open.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*ray_client_server:ResourceWarning")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -116,8 +119,7 @@ def test_it_makes_what_one_machine_makes_and_does_nothing_the_second_time(
     machines: Machines, scene: Scene, reference: State
 ) -> None:
     lines: list[str] = []
-    report = scene.index(on_status=lambda status: lines.append(status.line()))
-    assert (report.new, report.failed, report.interrupted) == (NUM_VIDEOS, 1, False)
+    check_report(scene.index(on_status=lambda status: lines.append(status.line())))
     assert f"{NUM_VIDEOS + 1} of {NUM_VIDEOS + 1} files, 6 of 6 shards, 1 failed" in lines[-1]
     scene.check(reference)
     again = scene.index()
@@ -270,7 +272,7 @@ def test_all_of_ray_is_killed_and_the_same_command_on_another_cluster_goes_on(
     scene.hold()
     doomed = DoomedMachines(2)
     driver = scene.start_driver(doomed.address)
-    wait_until(lambda: len(scene.begun()) == 2, "both machines at work")
+    wait_until(lambda: len({pid for _, pid in scene.begun()}) >= 2, "both machines at work")
     before = scene.status()
     doomed.kill()
     assert driver.wait(HANG_S) != 0
@@ -298,7 +300,7 @@ def test_objects_are_fetched_by_every_machine_and_none_is_left_behind(
     scene.hold()
 
     def look(status: RunStatus) -> None:
-        if scene.has("hold") and len({pid for _, pid in scene.begun()}) == 3:  # every machine has a shard
+        if scene.has("hold") and len({pid for _, pid in scene.begun()}) >= 3:  # every machine has a shard
             scene.go()
 
     report = scene.index(dies=("fetched",), on_status=look)
@@ -381,6 +383,7 @@ def test_a_command_outside_of_the_cluster_comes_in_by_the_port_for_others(
 def test_machines_with_another_version_are_named_and_nothing_waits_for_them(
     machines: Machines, scene: Scene, reference: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gare.cluster.ray_link._VERSION_S", HANG_S)
     monkeypatch.setattr("gare.cluster.ray_link.__version__", "9.9.9")
     with pytest.raises(ClusterError, match=rf"needs gare .*: .* has gare {__version__}"):
         scene.index()

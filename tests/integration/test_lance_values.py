@@ -12,7 +12,8 @@ import pytest
 
 from gare.library.store import open_store
 from gare.library.store.lance_values import ValueFiles
-from stores import STAMP, make_rows
+from gare.library.store.store_schema import ModelStamp
+from stores import make_rows
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.large_binary(), nullable=False)])
 
@@ -124,8 +125,9 @@ def test_of_a_file_that_is_cut_short_nothing_is_taken(length, tmp_path):
     assert files.read(dataset, "value", addresses) is None
 
 
-def test_frames_of_a_library_are_read_so(tmp_path, monkeypatch):
-    stamp = STAMP.__class__("tiny", "f00d", dim=64, stage1_dim=65, num_frames=4)
+@pytest.mark.parametrize(("dim", "num_frames"), [(64, 4), (768, 32)])
+def test_frames_of_a_library_are_read_so(dim, num_frames, tmp_path, monkeypatch):
+    stamp = ModelStamp("tiny", "f00d", dim=dim, stage1_dim=dim + 1, num_frames=num_frames)
     store = open_store(tmp_path / "library", stamp=stamp, create=True)
     items, frames = make_rows([f"/videos/{number}.mp4" for number in range(100)], stamp=stamp)
     store.upsert(items, frames)

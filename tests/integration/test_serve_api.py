@@ -56,6 +56,20 @@ def test_search_gives_what_the_library_gives(server, library):
     assert answer.headers["x-gare-version"] == __version__
 
 
+def test_an_exact_search_gives_the_list_of_exhaustive_scoring_and_its_proof(server, library):
+    expected = library.search("a red ball", top=4, exhaustive=True)
+    typed = server.get("/api/v1/search?q=a+red+ball&limit=4&exact=true").json()
+    posted = server.post("/api/v1/search", {"query": "a red ball", "limit": 4, "exact": True}).json()
+    for answer in (typed, posted):
+        assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in expected]
+        assert [hit["score"] for hit in answer["hits"]] == pytest.approx(
+            [hit.score for hit in expected], abs=1e-9
+        )
+        assert answer["certificate"]["num_items"] == len(COLOURS)
+    refused = server.get("/api/v1/search?q=a+red+ball&exact=true&candidates=5")
+    assert (refused.status, refused.json()["error"]["code"]) == (422, "bad_query")
+
+
 def test_weights_and_negatives_are_those_of_the_query_language(server, library):
     expected = [hit.id for hit in library.search("red ^2 + ball -snow", top=10)]
     terms = [{"text": "red", "weight": 2}, {"text": "ball"}, {"text": "snow", "weight": -0.5}]

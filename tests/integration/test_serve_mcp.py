@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from mcp import ClientSession, StdioServerParameters
@@ -21,6 +22,11 @@ def test_an_assistant_searches_and_looks_up(served):
     answers = asyncio.run(_talk(served.library))
     with Library.open(served.library, read_only=True) as library:
         expected = library.search("a red ball", top=3)
+        proven = library.search("a red ball", top=3, exact=True)
+    assert [hit["id"] for hit in answers["proven"]] == [hit.id for hit in proven]
+    assert [hit["score"] for hit in answers["proven"]] == [round(hit.score, 4) for hit in proven]
+    assert [hit["certificate"] for hit in answers["proven"]] == 3 * [asdict(proven.certificate)]
+    assert all("certificate" not in hit for hit in answers["hits"])
     assert answers["tools"] == TOOLS
     hits = answers["hits"]
     assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
@@ -48,9 +54,11 @@ async def _talk(library: Path) -> dict:
 
         hits = await call_all("search_videos", query="a red ball", top=3)
         hits = hits[0] if isinstance(hits[0], list) else hits
+        proven = await call_all("search_videos", query="a red ball", top=3, exact=True)
         return {
             "tools": {tool.name for tool in tools.tools},
             "hits": hits,
+            "proven": proven[0] if isinstance(proven[0], list) else proven,
             "item": json.loads(await call("get_video", item_id=hits[0]["id"])),
             "about": json.loads(await call("describe_library")),
             "unknown": await call("get_video", item_id="nothing"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from clips import steady, write_video
 from gare import GARE, GareConfig, Library
 from gare.cli.index_command import _end
 from gare.cluster import shard_worker
+from gare.cluster.index_cluster import _plan
 from gare.cluster.run_status import RunStatus
 from gare.cluster.shard_ledger import MOST_ATTEMPTS, Run, Shard, ShardFiles, ShardLedger, cut_into_shards
 from gare.cluster.shard_worker import ShardWorker, check_sources, options_to_plain
@@ -47,7 +49,10 @@ def begin(library: Library, ledger: ShardLedger, tree: Path, lease_s: float) -> 
     planned = plan_folders(library.store, library.model, [tree], options=OPTIONS)
     run = ledger.begin([str(tree)], options_to_plain(OPTIONS), lease_s=lease_s)
     shards = cut_into_shards(planned.plan.new, planned.plan.changed)
-    return ledger.start(run, shards, [], segmentation=planned.segmentation, roots=tuple(planned.roots))
+    roots = tuple(planned.roots)
+    return ledger.start(
+        run, shards, planned.plan.gone, segmentation=planned.segmentation, roots=roots, read_roots=roots
+    )
 
 
 def make_worker(library: Library, kind: type[ShardWorker] = ShardWorker) -> ShardWorker:
@@ -137,6 +142,23 @@ def test_a_machine_without_the_videos_leases_nothing_and_says_so(
     status = RunStatus.read(ledger)
     assert status is not None
     assert (status.run.state, status.report().new, status.report().failed) == ("finished", NUM_VIDEOS, 0)
+
+
+def test_a_folder_that_is_to_be_emptied_keeps_no_machine_from_work(library: Library, tmp_path: Path) -> None:
+    tree, old = tmp_path / "tree", tmp_path / "old"
+    old.mkdir()
+    write_video(old / "old.mp4", steady(3.0))
+    library.index(old)
+    (old / "old.mp4").unlink()
+    ledger = ShardLedger(library.home.records())
+    options = replace(OPTIONS, prune=True)
+    run = _plan(library, ledger, [str(tree), str(old)], options, files_per_shard=9, lease_s=60.0)
+    assert (run.roots, run.read_roots) == ((str(tree), str(old)), (str(tree),))
+    make_worker(library).run()
+    status = RunStatus.read(ledger)
+    assert status is not None
+    report = status.report()
+    assert (status.run.state, report.new, report.deleted) == ("finished", NUM_VIDEOS, 1)
 
 
 def test_object_storage_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

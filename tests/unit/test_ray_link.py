@@ -104,7 +104,7 @@ def test_a_machine_that_is_not_part_of_the_cluster_is_told_the_port_for_others(g
     monkeypatch.setattr(ray, "init", refuse("Failed to connect to Ray cluster."))
     host = guarded.partition(":")[0]
     with (
-        pytest.raises(ClusterError, match=f"is not part of it .*--ray ray://{host}:10001"),
+        pytest.raises(ClusterError, match=f"cannot join in: Failed to connect .*--ray ray://{host}:10001"),
         connected(guarded, user="a test"),
     ):
         pass

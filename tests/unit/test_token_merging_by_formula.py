@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from features import random_text, random_video
 from gare import PairScores
+from gare.interaction.peers.banzhaf_game import banzhaf_interactions
 from gare.interaction.peers.token_merging import MergeStage
 from gare.objective import ObjectiveConfig, training_loss
 from method_formulas import (
@@ -222,3 +223,71 @@ def test_hbi(pairs, words, frames, second_axis):
     for found, wanted in grids:
         total = total + divergence(found, wanted) + divergence(found.permute(order), wanted.permute(order))
     agree(ours.total, total, method, text, video)
+
+
+def every_coalition(cosines_WF, word_logits, frame_logits):
+    """The interaction by its definition, over all coalitions of the other players."""
+    words, frames = cosines_WF.shape
+
+    def worth(own, other):
+        if not own or not other:
+            return torch.zeros((), dtype=torch.float64)
+        part = 1000 * cosines_WF[own][:, other]
+        by_words = (word_logits[own].softmax(dim=0) * part.amax(dim=1)).sum()
+        return (by_words + (frame_logits[other].softmax(dim=0) * part.amax(dim=0)).sum()) / 2
+
+    def subsets(number, without):
+        others = [n for n in range(number) if n != without]
+        return [[n for bit, n in enumerate(others) if code >> bit & 1] for code in range(2 ** len(others))]
+
+    found = torch.zeros_like(cosines_WF)
+    for a in range(words):
+        for b in range(frames):
+            changes = [
+                worth([*own, a], [*other, b])
+                - worth([*own, a], other)
+                - worth(own, [*other, b])
+                + worth(own, other)
+                for own in subsets(words, a)
+                for other in subsets(frames, b)
+            ]
+            found[a, b] = sum(changes) / len(changes)
+    return found
+
+
+def test_the_game_of_hbi_is_the_mean_over_coalitions():
+    generator = torch.Generator().manual_seed(2)
+    cosines = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64)
+    logits = [torch.randn(2, size, generator=generator, dtype=torch.float64) for size in (3, 4)]
+    cosines[1, 2], logits[0][1, 2] = 0, float("-inf")  # the second text has two words
+    found = banzhaf_interactions(cosines, *logits, draws=6000, generator=generator)
+    expected = torch.zeros_like(found)
+    expected[0] = every_coalition(cosines[0], logits[0][0], logits[1][0])
+    expected[1, :2] = every_coalition(cosines[1, :2], logits[0][1, :2], logits[1][1])
+    assert not found[1, 2].any()
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+    published = banzhaf_interactions(cosines, *logits, draws=6000, single_cell=True, generator=generator)
+    assert (published - expected).abs().max() > 0.2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_teacher_of_hbi_can_be_taught(published):
+    method, text, video, _ = scene("hbi", pairs=3, words=4, frames=3, estimator_width=4)
+
+    def loss():
+        generator = torch.Generator().manual_seed(0)
+        return method.teacher_loss(text, video, draws=20, published=published, generator=generator)
+
+    before = loss()
+    assert not before.requires_grad  # it is frozen until one asks
+    optimizer = torch.optim.Adam(method.teacher.requires_grad_().parameters(), lr=0.05)
+    for _ in range(25):
+        optimizer.zero_grad()
+        loss().backward()
+        assert all(p.grad.abs().max() > 0 for p in method.teacher.parameters())
+        optimizer.step()
+    assert loss() < 0.9 * before
+    text.words_TWD.data[~text.mask_TW] = 7.0
+    again, changed = loss(), video.frames_VFD.data
+    changed[~video.mask_VF] = -5.0
+    torch.testing.assert_close(loss(), again)

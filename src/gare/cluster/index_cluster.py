@@ -24,6 +24,7 @@ from gare.cluster.shard_worker import OUTAGE_S, ShardWorker, options_to_plain
 from gare.errors import ClusterError, GareError, LibraryError, SlowClusterError
 from gare.library.index.index_report import IndexReport
 from gare.library.index.index_run import IndexOptions, note_source, plan_folders
+from gare.library.index.scan import is_below
 from gare.library.library import Library
 from gare.library.store import open_store
 from gare.version import __version__
@@ -128,9 +129,10 @@ def _plan(
             ledger.set_state("finished", f"it could not be planned: {error}")
         raise
     plan = planned.plan
+    files = plan.files
     if files_per_shard is None:
         num_machines = sum(node.num_cpus > 0 for node in alive_nodes())
-        files_per_shard = choose_shard_size(len(plan.new) + len(plan.changed), num_machines)
+        files_per_shard = choose_shard_size(len(files), num_machines)
     started = ledger.start(
         run,
         cut_into_shards(plan.new, plan.changed, files_per_shard=files_per_shard),
@@ -138,6 +140,7 @@ def _plan(
         [asdict(problem) for problem in plan.problems],
         segmentation=planned.segmentation,
         roots=tuple(planned.roots),
+        read_roots=tuple(root for root in planned.roots if any(is_below(file.path, root) for file in files)),
         num_unchanged=plan.num_unchanged,
         num_failed_before=len(plan.failed_before),
         skipped_roots=planned.skipped_roots,

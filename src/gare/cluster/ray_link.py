@@ -129,8 +129,8 @@ def _explain(address: str, error: Exception, *, has_answered: bool) -> str:
     if has_answered:
         host = address.rpartition(":")[0]
         return (
-            f"the Ray cluster at {address} answers, but this machine is not part of it "
-            f"({_first_line(error)}). Give the command on a machine of the cluster, or the port for others: "
+            f"the Ray cluster at {address} answers, but this machine cannot join in: {_first_line(error)}. "
+            "One that is no part of the cluster takes the port for others: "
             f"--ray ray://{host}:10001"
         )
     return (

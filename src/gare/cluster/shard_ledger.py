@@ -50,6 +50,8 @@ class Run:
     """The settings of indexing, as plain values."""
     segmentation: str = ""
     roots: tuple[str, ...] = ()
+    read_roots: tuple[str, ...] = ()
+    """Those of them that have files to read; others may be empty."""
     num_files: int = 0
     num_unchanged: int = 0
     num_failed_before: int = 0
@@ -388,7 +390,8 @@ def _text(values: Mapping[str, Any]) -> str:
 
 def _parse_run(text: str) -> Run:
     values = json.loads(text)
-    return Run(**{**values, "sources": tuple(values["sources"]), "roots": tuple(values["roots"])})
+    lists = {name: tuple(values.get(name, ())) for name in ("sources", "roots", "read_roots")}
+    return Run(**{**values, **lists})
 
 
 def _pack(files: ShardFiles) -> str:

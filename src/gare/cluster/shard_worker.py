@@ -76,7 +76,9 @@ class ShardWorker:
                 run = self._ledger.run()
                 if run is None or run.state != "running":
                     return
-                check_sources(run.roots)  # before every lease: a machine without them would lose all shards
+                check_sources(
+                    run.read_roots
+                )  # before every lease: a machine without them would lose all shards
                 shard = self._ledger.lease(run, self._owner, self._node)
                 reached = time.monotonic()
                 if shard is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -40,7 +41,9 @@ def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
     server = MCPServer("gare", instructions=_ABOUT, version=__version__)
 
     def search(request: SearchRequest) -> list[dict[str, Any]]:
-        return [_describe(hit) for hit in library.find(request)]
+        hits = library.find(request)
+        proof = {"certificate": asdict(hits.certificate)} if request.exact and hits.certificate else {}
+        return [_describe(hit) | proof for hit in hits]
 
     @server.tool()
     @_explained
@@ -51,7 +54,7 @@ def make_tool_server(library: Library, clips: Path | None = None) -> MCPServer:
             str | None, Field(description='A filter: "folder:holidays duration:>10 date:2024 tag:family".')
         ] = None,
         exact: Annotated[
-            bool, Field(description="The true best hits, proven; slower the first time.")
+            bool, Field(description="The true best hits, each with the proof; slower the first time.")
         ] = False,
         by: Annotated[
             By, Field(description="A hit is a file with its best moment, or every moment is one.")

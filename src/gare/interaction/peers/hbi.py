@@ -2,7 +2,7 @@
 
 Scoring is token-wise interaction on the tokens. Training adds the same on tokens merged once and twice, and
 on each level an estimator of Banzhaf interactions that follows a frozen teacher. The teacher is random until
-its weights are loaded, as in the published code without its file; how it is trained is not part of this.
+its weights are loaded, as in the published code without its file, or until it is taught: `Hbi.teacher_loss`.
 
 Shapes: T texts, V videos, F frames, W words, D embedding, B pairs.
 """
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gare.interaction.interaction import InteractionConfig
+from gare.interaction.peers.banzhaf_game import DRAWS, banzhaf_interactions
 from gare.interaction.peers.peer import unit, words_without_padding
 from gare.interaction.peers.token_merging import MergeStage, stage_names
 from gare.interaction.token_wise import (
@@ -108,6 +109,37 @@ class Hbi(TokenWise):
             parts[f"scores:{name}"] = level.scores(text_tokens, video_tokens)
             parts |= self._interactions(index + 1, text_tokens[:number], video_tokens[:number])
         return parts
+
+    def teacher_loss(
+        self,
+        text: TextFeatures,
+        video: VideoFeatures,
+        *,
+        draws: int = DRAWS,
+        published: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The teacher's squared error against the game of matched pairs.
+
+        Training HBI leaves the teacher alone: call `teacher.requires_grad_()` to teach it, beforehand.
+
+        Args:
+            draws: random coalitions for each word and frame.
+            published: play the game of the published code (`single_cell`), with weights in place of logits.
+        """
+        text, video = words_without_padding(text), video.without_padding()
+        words, frames = self._word_card(text), self._frame_card(video)
+        cosines_BWF = words.unit_OND @ frames.unit_OND.mT
+        logits = [card.weight_ON.log() for card in (words, frames)]
+        if published:
+            logits = [card.weight_ON.masked_fill(~card.mask_ON, float("-inf")) for card in (words, frames)]
+        wanted_BWF = banzhaf_interactions(
+            cosines_BWF, *logits, draws=draws, single_cell=published, generator=generator
+        )
+        real_BWF = words.mask_ON[..., None] & frames.mask_ON[:, None]
+        error_BWF = (self.teacher(cosines_BWF.detach()) - wanted_BWF).masked_fill(~real_BWF, 0)
+        loss: Tensor = error_BWF.square().sum() / real_BWF.sum()
+        return loss
 
     def _interactions(
         self, index: int, text_BWD: Tensor, video_BFD: Tensor, masks: tuple[Tensor, Tensor] | None = None
