@@ -14,8 +14,8 @@ from gare.errors import DamagedLibraryError
 from gare.library.search.item_frames import SCORE_COLUMNS
 from gare.library.search.search_hit import HIT_COLUMNS
 from gare.library.store import open_store
+from gare.library.store.lance_snapshot import RowMap
 from gare.library.store.lance_storage import explained
-from gare.library.store.lance_table import RowMap
 from gare.library.store.row_checksums import CHECKSUM_COLUMN
 from stores import STAMP, make_rows
 

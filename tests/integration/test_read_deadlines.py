@@ -16,7 +16,7 @@ import pytest
 
 from gare.errors import TimeLimitError
 from gare.library.filters import HasTag
-from gare.library.store import Store, lance_table, open_store
+from gare.library.store import Store, lance_snapshot, open_store
 from gare.library.store.read_deadline import (
     Deadline,
     check_deadline,
@@ -79,7 +79,7 @@ class Calls:
             return scanner(dataset, *arguments, **named)
 
         monkeypatch.setattr(lance.LanceDataset, "scanner", counted)
-        monkeypatch.setattr(lance_table, "PIECE_ROWS", 1)
+        monkeypatch.setattr(lance_snapshot, "PIECE_ROWS", 1)
 
     def until(self, last: int) -> Deadline:
         self.count, self.last, self.deadline = 0, last, Deadline()
@@ -120,7 +120,7 @@ def test_many_rows_are_fetched_in_pieces(folder, monkeypatch):
     store = open_store(folder)
     ids = [name for batch in store.scan(columns=["id"]) for name in batch["id"].to_pylist()]
     whole = store.fetch(ids, ["id", "path", "vectors"])
-    monkeypatch.setattr(lance_table, "TAKE_ROWS", 7)
+    monkeypatch.setattr(lance_snapshot, "TAKE_ROWS", 7)
     assert store.fetch(ids, ["id", "path", "vectors"]).equals(whole)
     over = Deadline()
     over.cancel()

@@ -1,4 +1,4 @@
-"""A query in a language that the model does not read gets a notice; an English one never does."""
+"""A query that the model does not read, for its language or its length, gets a notice; others do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import torch
 
 from gare.encoders import build_encoder
 from gare.encoders.mini_encoder import MiniEncoderConfig
-from gare.library.search.query_notices import guess_language, language_notice
+from gare.library.search.query_notices import guess_language, language_notice, length_notice
+from gare.library.search.query_vectors import TextCache
+from gare.model import GARE
 from gare.model.known_models import KNOWN_MODELS, MANY, languages_of, model_that_reads
 
 FOREIGN = {
@@ -301,3 +303,36 @@ def test_every_known_model_has_its_facts():
     reader = model_that_reads("sw")
     assert reader is not None
     assert MANY in reader.languages
+
+
+@pytest.mark.parametrize(
+    ("num_words", "is_cut"), [(1, False), (15, False), (16, False), (17, True), (400, True)]
+)
+def test_a_text_that_is_longer_than_the_model_reads(tiny_model, num_words, is_cut):
+    assert tiny_model.encoder.max_words == 16
+    texts, text = TextCache(tiny_model), " ".join(["dog"] * num_words)
+    texts.get([text])
+    assert texts.is_cut(text) is is_cut
+    assert not texts.is_cut("a text that was not asked for")
+
+
+def test_an_encoder_that_fills_every_text_says_nothing_of_its_length(tiny_model, monkeypatch):
+    tokenize = tiny_model.encoder.tokenize
+
+    def filled(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids_TW, mask_TW = tokenize([" ".join([*text.split(), *["pad"] * 16]) for text in texts])
+        assert mask_TW.all()
+        return token_ids_TW, mask_TW
+
+    monkeypatch.setattr(tiny_model.encoder, "tokenize", filled)
+    texts = TextCache(tiny_model)
+    texts.get(["a dog"])
+    assert not texts.is_cut("a dog")
+
+
+def test_gare_mini_says_that_the_end_of_a_long_query_does_not_count():
+    texts = TextCache(GARE.from_pretrained("gare-mini"))
+    short, long = "a man in a suit gives a speech to an audience", "a dog runs on the beach " * 10
+    texts.get([short, long])
+    assert (texts.is_cut(short), texts.is_cut(long)) == (False, True)
+    assert "longer than gare-mini reads" in length_notice("gare-mini")

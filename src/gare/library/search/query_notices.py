@@ -1,4 +1,5 @@
-"""Tells a person that a query is in a language which the model does not read, and names a model that does.
+"""Tells a person that a query is in a language which the model does not read, and names a model that does; or
+that it is too long.
 
 The script of the letters decides, then words that only another language has, and last how the model's own
 tokeniser takes the words apart. Where the languages of a model are not known, nothing is said: a wrong notice
@@ -94,6 +95,11 @@ def language_notice(
     if other is None:
         return notice
     return f"{notice} A model that reads it: {other.name} (gare index --model {other.name})."
+
+
+def length_notice(model: str) -> str:
+    """What to tell whoever asked for a longer text than the model reads."""
+    return f"This is longer than {model} reads, and its end does not count. Say it in one short sentence."
 
 
 def guess_language(text: str, num_pieces: int = 0) -> tuple[str, str] | None:

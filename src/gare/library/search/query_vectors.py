@@ -104,6 +104,16 @@ class TextCache:
         known = (self._known.get(text) for text in texts)
         return [0 if found is None else int(found.mask_TW.sum()) - _SPECIAL_TOKENS for found in known]
 
+    def is_cut(self, text: str) -> bool:
+        """Whether the tokeniser leaves out more than the last word of a text that was encoded lately."""
+        encoder, known = self._model.encoder, self._known.get(text)
+        if known is None or int(known.mask_TW.sum()) < encoder.max_words:
+            return False
+        with self.encoding:
+            shorter = encoder.tokenize([text.rpartition(" ")[0], "a"])[1].sum(dim=1).tolist()
+        # An encoder that fills every text up to its limit says nothing about this one.
+        return bool(shorter[0] >= encoder.max_words > shorter[1])
+
 
 class QueryEncoder:
     """Turns requests into vectors, with the model that made the vectors of the store."""

@@ -23,7 +23,7 @@ from gare.library.search.exact_score import ExactScorer
 from gare.library.search.exact_search import ExactSearch
 from gare.library.search.item_frames import SCORE_COLUMNS, ItemFrames, Span
 from gare.library.search.proven_search import FLOAT32_ERROR, ProvenSearch
-from gare.library.search.query_notices import language_notice
+from gare.library.search.query_notices import language_notice, length_notice
 from gare.library.search.query_vectors import EncodedQuery, QueryEncoder
 from gare.library.search.ranked_items import Choice, Ranking, fold_parts
 from gare.library.search.refined_moment import FrameLine, RefinedMoment, refine, still_matches
@@ -189,13 +189,14 @@ class Searcher:
 
     def notices(self, request: SearchRequest) -> list[str]:
         """What to tell whoever asked, besides the hits: that damaged items were left out, that the model does
-        not read the language."""
+        not read the language, or not all of a text."""
         encoder = self.model.config.encoder
         name = self.store.stamp.name
         languages = languages_of(name, encoder.name, str(getattr(encoder, "source", "")))
         texts = [term.text for term in request.all_terms if term.weight > 0]
         notice = language_notice(texts, name, languages, pieces=self.encoder.texts.num_pieces(texts))
-        return [line for line in (self.damaged.warning(), notice) if line]
+        cut = length_notice(name) if any(map(self.encoder.texts.is_cut, texts)) else None
+        return [line for line in (self.damaged.warning(), notice, cut) if line]
 
     def rank_captions(
         self,

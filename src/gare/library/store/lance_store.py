@@ -34,8 +34,9 @@ from gare.library.filters.filter_tree import (
     name_key,
     name_regex,
 )
+from gare.library.store.lance_snapshot import Snapshot
 from gare.library.store.lance_storage import Place, damaged, explained
-from gare.library.store.lance_table import VECTOR_INDEX, LanceTable, Snapshot, quote
+from gare.library.store.lance_table import VECTOR_INDEX, LanceTable, quote
 from gare.library.store.lance_upkeep import index_cover, maintain_tables
 from gare.library.store.read_deadline import checked
 from gare.library.store.row_checksums import CHECKSUM_COLUMN, REST_COLUMNS, SHOWN_COLUMNS
