@@ -238,6 +238,16 @@ def test_the_audit_counts_and_sets_the_default(library: gare.Library, tmp_path: 
     assert (tmp_path / "audit.png").stat().st_size > 10_000
 
 
+def test_an_audit_that_cannot_be_noted_tells_what_it_measured(library: gare.Library) -> None:
+    before = library.store.get_notes()
+    with (
+        gare.Library.open(library.home.address, model=library.model, read_only=True) as reader,
+        pytest.warns(RuntimeWarning, match="cannot be noted: .* for reading only"),
+    ):
+        assert reader.audit(QUERIES).num_items == NUM_VIDEOS
+    assert library.store.get_notes() == before
+
+
 def test_filters_are_exact_however_few_pass(model: gare.GARE, tmp_path: Path) -> None:
     """1 % and 0.01 % of 20,000 items, with an index built."""
     with gare.Library.open(tmp_path / "library", model=model) as big:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,7 +101,14 @@ def audit(
         exhaustive_ms=_search_ms(searcher, sentences[:3], None),
         proven_share=_proven_share(searcher, sentences, candidates),
     )
-    store.set_notes({AUDIT_NOTE: json.dumps(asdict(result))})
+    try:
+        store.set_notes({AUDIT_NOTE: json.dumps(asdict(result))})
+    except LibraryError as error:  # it may be read-only; what was measured is worth having all the same
+        warnings.warn(
+            f"searches go on with as many candidates as before, as the audit cannot be noted: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return result
 
 
