@@ -75,12 +75,12 @@ def is_dense(frames_key: str) -> bool:
 
 
 def is_part(frames_key: str) -> bool:
-    """Whether the item of this key is a part of its file, which may have others.
+    """Whether the item of this key is a part of its file, which has been cut into windows, shots or moments.
 
     >>> is_part("ab12/windows:10/0.000/f00/12"), is_part("ab12/whole/0.000/f00/12")
     (True, False)
     """
-    return "/" in frames_key and frames_key.split("/")[1] != "whole"
+    return "/" in frames_key and frames_key.split("/")[1] not in ("whole", "added")
 
 
 def item_id(path: str, start: float, end: float | None = None) -> str:
