@@ -36,30 +36,31 @@ from gare.errors import GareError
 
 app = typer.Typer(
     name="gare",
-    help="Text-video retrieval with gap-aware increments.",
+    help="Search your videos in plain words; train and measure models that do it.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.add_typer(data_command.app, name="data")
-app.command()(train_command.train)
-app.command()(evaluate_command.evaluate)
-app.command()(card_command.card)
-app.command()(ablate_command.ablate)
-app.command()(compare_command.compare)
-app.command()(analyze_command.analyze)
-app.add_typer(bench_command.app, name="bench")
-app.command()(plan_command.plan)
+# As the README goes: search, then study.
 app.command()(index_command.index)
 app.command()(search_command.search)
+app.command()(serve_command.serve)
 app.command()(clip_command.clip)
 app.command()(audit_command.audit)
 app.command()(check_command.check)
 app.command()(export_command.export)
 app.command()(models_command.models)
-app.command()(serve_command.serve)
 app.command()(mcp_command.mcp)
 app.command()(demo_command.demo)
+app.add_typer(data_command.app, name="data")
+app.command()(train_command.train)
+app.command()(evaluate_command.evaluate)
+app.command()(compare_command.compare)
+app.command()(ablate_command.ablate)
+app.command()(analyze_command.analyze)
+app.command()(card_command.card)
+app.add_typer(bench_command.app, name="bench")
+app.command()(plan_command.plan)
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +75,7 @@ def options(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Text-video retrieval with gap-aware increments."""
+    """Search your videos in plain words; train and measure models that do it."""
 
 
 _FULL = "the disk is full; free some space and run the same command again"
