@@ -447,7 +447,7 @@ def test_the_command_prints_the_proof(library: gare.Library, tmp_path: Path) -> 
     place = ["--library", str(tmp_path / "library"), "--model", str(tmp_path / "model")]
     done = run("search", "two cars", "--exact", "--json", *place)
     assert done.returncode == 0, done.stderr
-    assert "proven: " in done.stderr
+    assert "nothing better is there: " in done.stderr
     assert [hit["id"] for hit in json.loads(done.stdout)] == [
         hit.id for hit in library.search("two cars", exhaustive=True)
     ]

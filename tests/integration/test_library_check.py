@@ -760,7 +760,7 @@ def test_command_line(home: Home, library: Path, tmp_path: Path) -> None:
     assert "encoded 1 files again" in mended.stdout
     again = gare("search", QUERY, "--library", library, "--json", "--top", "100")
     assert item["id"] in again.stdout
-    assert re.fullmatch(r"proven: all \d+ items scored\n", again.stderr)
+    assert re.fullmatch(r"nothing better is there: all \d+ items were scored\n", again.stderr)
     missing = gare("check", tmp_path / "nowhere")
     assert missing.returncode == 1
     assert "there is no library" in missing.stderr

@@ -144,7 +144,7 @@ def test_one_flipped_bit_leaves_the_item_out_names_it_and_is_mended(place: Path,
     os.utime(row["path"])  # whoever touches the file has it made anew too
     assert gare("index", videos, "--library", library).returncode == 0
     mended = gare("search", "a dog", "--library", library)
-    assert (mended.returncode, mended.stderr) == (0, "proven: all 3 items scored\n")
+    assert (mended.returncode, mended.stderr) == (0, "nothing better is there: all 3 items were scored\n")
     assert item in mended.stdout
     (mended,) = open_store(library, read_only=True).fetch([item], ["vectors"]).to_pylist()
     assert mended["vectors"] == row["vectors"]

@@ -214,15 +214,15 @@ def _proof(proof: Certificate) -> str:
 
     >>> from gare.library.search.search_hit import Certificate
     >>> _proof(Certificate(100_000, 214, 0.46, 0.458))
-    'proven: 214 of 100,000 items scored; no other can reach 0.460 (at most 0.458)'
+    'nothing better is there: 214 of 100,000 items were scored, and no other can reach 0.460 (at most 0.458)'
     >>> _proof(Certificate(3, 3))
-    'proven: all 3 items scored'
+    'nothing better is there: all 3 items were scored'
     """
     if proof.next_bound is None:
-        return f"proven: all {proof.num_items:,} items scored"
+        return f"nothing better is there: all {proof.num_items:,} items were scored"
     return (
-        f"proven: {proof.num_scored:,} of {proof.num_items:,} items scored; no other can reach "
-        f"{proof.last_score:.3f} (at most {proof.next_bound:.3f})"
+        f"nothing better is there: {proof.num_scored:,} of {proof.num_items:,} items were scored, and no "
+        f"other can reach {proof.last_score:.3f} (at most {proof.next_bound:.3f})"
     )
 
 
