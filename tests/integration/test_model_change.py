@@ -608,9 +608,9 @@ def test_models_in_the_box_in_the_cache_and_by_name(models: Any, tmp_path: Path)
     no_number = {"config.json": towers | {"projection_dim": "x"}, "model.safetensors": weights}
     put_into_cache(hub, "me/no-number", no_number)
     odd_card = b"---\nlanguage: 3\n---\n"
-    put_into_cache(
-        hub, "me/odd", {"config.json": towers, "model.safetensors": weights, "README.md": odd_card}
-    )
+    odd_index = {"weight_map": 5}
+    odd = {"README.md": odd_card, "model.safetensors.index.json": odd_index}
+    put_into_cache(hub, "me/odd", {"config.json": towers, "model.safetensors": weights, **odd})
     put_into_cache(hub, "me/words", {"config.json": {"model_type": "bert"}, "model.safetensors": weights})
     # A process of its own: the hub library reads where its cache is when it is imported.
     found = subprocess.run(

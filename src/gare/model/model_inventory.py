@@ -117,9 +117,8 @@ def _in_the_cache(speeds: Mapping[str, Speed]) -> Iterable[ListedModel]:
         config = _read_json(files.get("config.json"))
         is_ours, dim = "encoder" in config or "backbone" in config, _dim(config)
         weights = [path for name, path in files.items() if name.endswith(".safetensors")]
-        parts = _read_json(files.get("model.safetensors.index.json")).get("weight_map", {})
         memory = _memory(weights)
-        if memory is None or not {*parts.values()} <= files.keys() or (dim is None and not is_ours):
+        if memory is None or not _named_parts(files) <= files.keys() or (dim is None and not is_ours):
             continue  # its download was cut off, or it is no model of ours
         known = KNOWN_MODELS.get(repo.repo_id)
         card = _read_card(files.get("README.md"))
@@ -134,6 +133,12 @@ def _in_the_cache(speeds: Mapping[str, Speed]) -> Iterable[ListedModel]:
             memory_bytes=memory,
             speed=speeds.get(repo.repo_id),
         )
+
+
+def _named_parts(files: Mapping[str, Path]) -> set[str]:
+    """The files that weights in several parts are in, by their index."""
+    parts = _read_json(files.get("model.safetensors.index.json")).get("weight_map")
+    return {str(name) for name in parts.values()} if isinstance(parts, dict) else set()
 
 
 def _dim(config: Mapping[str, Any]) -> int | None:
