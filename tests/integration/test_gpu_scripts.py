@@ -12,7 +12,7 @@ import pytest
 from warm import run_python
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="there is no Triton for this system")
 
 
 def load(name: str) -> ModuleType:

@@ -100,6 +100,19 @@ def test_no_score_leaves_its_bounds(config, scale, wide_keys):
     assert torch.equal(place_TG[:, 0].long(), first_TV.argmax(dim=1))
 
 
+def check_both_rungs(interaction, text, video):
+    """No score of these pairs is outside of its bounds, on the first rung or by keys."""
+    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
+    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
+    planes, rules = TextPlanes.round(text.text_TD), rules_of(interaction)
+    first_TV = torch.empty(scores_TV.shape)
+    lower_TV, upper_TV = bounds_of(planes, cards, rules)
+    first_bounds(planes, cards, torch.ones(len(video), dtype=torch.bool), first_TV, rules)
+    assert (scores_TV <= first_TV).all()
+    assert (lower_TV <= scores_TV).all()
+    assert (scores_TV <= upper_TV).all()
+
+
 @pytest.mark.parametrize("length", [1.0, 1e19, 1e25])
 @pytest.mark.parametrize("scale", [1.0, 1e5])
 @pytest.mark.parametrize("side", ["text", "video"])
@@ -110,14 +123,7 @@ def test_what_float32_cannot_hold_is_no_bound(side, scale, length):
     config = GapAwareConfig(corrected_side=side, pooling="text_conditioned", pooling_temperature=0.01)
     text, video, interaction = videos_near_texts(generator, config, num_videos=9, num_frames=1, scale=scale)
     text = replace(text, text_TD=length * text.text_TD)
-    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
-    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
-    planes, rules, first_TV = TextPlanes.round(text.text_TD), rules_of(interaction), torch.empty(5, 9)
-    lower_TV, upper_TV = bounds_of(planes, cards, rules)
-    first_bounds(planes, cards, torch.ones(9, dtype=torch.bool), first_TV, rules)
-    assert (scores_TV <= first_TV).all()
-    assert (lower_TV <= scores_TV).all()
-    assert (scores_TV <= upper_TV).all()
+    check_both_rungs(interaction, text, video)
 
 
 @pytest.mark.parametrize("mask_frames", [True, False])
@@ -132,14 +138,7 @@ def test_bounds_hold_for_a_text_of_no_length(side, mask_frames):
     text.text_TD[1] *= 1e-25
     video.frames_VFD[:, -2:] *= 3
     video.mask_VF[:, -2:] = False
-    scores_TV = interaction.score_pairs(text, video.to(torch.float64)).scores_TV
-    cards = make_resident(interaction.bound_rules, video, wide_keys=True)
-    planes, rules, first_TV = TextPlanes.round(text.text_TD), rules_of(interaction), torch.empty(5, 9)
-    lower_TV, upper_TV = bounds_of(planes, cards, rules)
-    first_bounds(planes, cards, torch.ones(9, dtype=torch.bool), first_TV, rules)
-    assert (scores_TV <= first_TV).all()
-    assert (lower_TV <= scores_TV).all()
-    assert (scores_TV <= upper_TV).all()
+    check_both_rungs(interaction, text, video)
 
 
 @torch.no_grad()
