@@ -342,12 +342,12 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
     done = subprocess.run([sys.executable, driver], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found["first"]) == 4
+    assert len(found["first"]) == 2
     for one in found["first"]:
         assert one["spilled"] == 0
         assert one["copies"]
-    assert len(found["product"]) == 4
-    assert found["shapes"] == {"16": 4, "64": 4, "128": 3}
+    assert len(found["product"]) == 2
+    assert found["shapes"] == {"16": 2, "64": 2, "128": 2}
     for one in found["product"] + found["product of bytes"]:
         assert one["lines"] < 4000
         assert one["spilled"] == 0

@@ -116,9 +116,7 @@ def _column_kernel(
     tl.store(found_ptr + place, tl.trans(value), mask=(k < size)[:, None])
 
 
-PRODUCT_CONFIGS = shapes_of(
-    ("COLUMNS", "STEP"), [(128, 256, 4, 2), (128, 128, 4, 3), (64, 256, 4, 3), (256, 128, 8, 3)]
-)
+PRODUCT_CONFIGS = shapes_of(("COLUMNS", "STEP"), [(128, 128, 4, 3), (256, 128, 8, 3)])
 
 
 def _holding_a_video(configs: list[triton.Config], _: Any, **named: Any) -> list[triton.Config]:
@@ -205,9 +203,7 @@ def _quadratic(x_ptr, plane, ptr, capacity, in_pair, COUNT: tl.constexpr, TOGETH
     return total
 
 
-BOUNDS_CONFIGS = shapes_of(
-    ("VIDEOS", "TOGETHER"), [(32, 4, 16, 1), (16, 4, 8, 1), (32, 2, 8, 1), (32, 1, 8, 1)]
-)
+BOUNDS_CONFIGS = shapes_of(("VIDEOS", "TOGETHER"), [(32, 2, 8, 1), (32, 1, 8, 1), (16, 4, 8, 1)])
 """Videos of a program, and steps of its sums that wait for memory together."""
 
 
