@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
 from gare.encoders.encoder import ImageFormat
-from gare.encoders.training_layers import can_train, run_training_layers
+from gare.encoders.training_layers import run_training_layers, run_up_to_norm
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
 from gare.encoders import add_norm_cuda, quick_gelu_cuda
@@ -36,13 +36,14 @@ def _values_and_gradients(layers: torch.nn.ModuleList, states: Tensor, output: T
     return [output.detach(), *found]
 
 
-@pytest.mark.parametrize(("number", "programs"), [(1, 1000), (3, 2)])
+@pytest.mark.parametrize(("number", "programs", "rows"), [(1, 1000, 1), (3, 2, 1), (1, 2, 4)])
 def test_values_and_gradients_are_those_of_the_layers(
-    number: int, programs: int, monkeypatch: pytest.MonkeyPatch
+    number: int, programs: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """With as many programs as there are rows, and with two that share them."""
+    """With as many programs as there are rows, with two that share them, and with several rows at once."""
     for kernels in (add_norm_cuda, quick_gelu_cuda):
         monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    monkeypatch.setattr(add_norm_cuda, "ROWS", rows)
     layers = _layers(number=number)
     states = (2 * torch.randn(2, 5, 48)).requires_grad_()
     expected = states
@@ -59,6 +60,48 @@ def test_values_and_gradients_are_those_of_the_layers(
         assert actual.dtype == torch.float32, name
         torch.testing.assert_close(
             actual, wanted, atol=2e-4, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_a_norm_after_the_layers_gives_what_a_last_layer_needs():
+    layers, norm = _layers(), torch.nn.LayerNorm(48)
+    with torch.no_grad():
+        norm.weight += 0.3 * torch.randn(48)
+    states = (2 * torch.randn(2, 5, 48)).requires_grad_()
+    inputs = [states, *layers.parameters(), norm.weight, norm.bias]
+    found = [run_up_to_norm(layers, states, norm, dtype=torch.float32)]
+    expected = states
+    for layer in layers:
+        expected = layer(expected, None)
+    found.append((expected[:, :1], norm(expected)))
+    ours, theirs = [
+        [*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(x).cumsum(1) for x in outputs])]
+        for outputs in found
+    ]
+    for actual, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=5e-4, rtol=5e-4)
+
+
+def test_texts_have_the_vectors_and_gradients_they_had():
+    encoder = _tower()
+    token_ids = torch.randint(1, 90, (3, 7))
+    token_ids[:, -1] = 99
+    token_ids[1, 4] = 99
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 5:] = False
+    parameters = list(encoder.text.parameters())
+
+    def gradients(vectors: tuple[Tensor, Tensor]) -> list[Tensor]:
+        text, words = vectors[0], vectors[1][mask]
+        total = (text * torch.linspace(-1, 1, text.shape[1])).sum() + words.square().sum()
+        return [text.detach(), words.detach(), *torch.autograd.grad(total, parameters)]
+
+    wanted = gradients(encoder.encode_text(token_ids, mask))
+    actual = gradients(encoder._train_on_tokens(token_ids, mask, dtype=torch.float32))
+    names = ["text", "words", *(name for name, _ in encoder.text.named_parameters())]
+    for name, one, other in zip(names, actual, wanted, strict=True):
+        torch.testing.assert_close(
+            one, other, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -96,13 +139,13 @@ def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
 
 
 def test_it_is_for_clip_with_nothing_frozen_or_dropped():
-    assert can_train(_tower().vision)
-    assert not can_train(_tower(hidden_act="gelu").vision)
-    assert not can_train(_tower(attention_dropout=0.1).vision)
-    assert not can_train(_tower(image_size=96).vision)  # 145 places
+    assert _tower()._can_train_vision()
+    assert not _tower(hidden_act="gelu")._can_train_vision()
+    assert not _tower(attention_dropout=0.1)._can_train_vision()
+    assert not _tower(image_size=96)._can_train_vision()  # 145 places
     frozen = _tower()
     frozen.freeze("image")
-    assert not can_train(frozen.vision)
+    assert not frozen._can_train_vision()
 
 
 @pytest.mark.parametrize(("size", "patch"), [((32, 32), 8), ((30, 28), 14), ((17, 35), 16)])

@@ -18,7 +18,7 @@ from gare.encoders import clip_tokenizer
 from gare.encoders.bfloat16_layers import is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.short_attention import has_triton, use_short_attention
-from gare.encoders.training_layers import can_train, run_training_layers
+from gare.encoders.training_layers import can_train, run_training_layers, run_up_to_norm
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
 
@@ -47,8 +47,10 @@ class ClipEncoder(Encoder):
     Config = ClipEncoderConfig
     IMAGE_TOWER, TEXT_TOWER = ("vision",), ("text",)
     config: ClipEncoderConfig
-    trains_by_kernels = False
-    """Whether a training step in bfloat16 on a GPU has its image tower by `training_layers`, where it can."""
+    trains_by_kernels = True
+    """Whether a training step in bfloat16 on a GPU has its towers by `training_layers`, where it can."""
+    trains_texts_by_kernels = True
+    """The same for the text tower alone."""
 
     def __init__(
         self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
@@ -107,6 +109,8 @@ class ClipEncoder(Encoder):
         return token_ids_TW, mask_TW
 
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+        if self._trains_text_by_kernels(token_ids_TW):
+            return self._train_on_tokens(token_ids_TW, mask_TW)
         # SigLIP was trained to see its padding.
         output = self.text(
             input_ids=token_ids_TW, attention_mask=mask_TW.long() if self.kind == "clip" else None
@@ -123,7 +127,7 @@ class ClipEncoder(Encoder):
             if not torch.is_grad_enabled():
                 if self._has_fast_tower(bytes_NCHW.device):
                     return self._encode_bytes(bytes_NCHW)
-            elif self._trains_by_kernels():
+            elif self._trains_by_kernels() and self._can_train_vision():
                 return self._train_on_bytes(bytes_NCHW)
         return super().encode_frames(bytes_NCHW)
 
@@ -138,15 +142,56 @@ class ClipEncoder(Encoder):
     def _trains_by_kernels(self) -> bool:
         """Whether gradients come from `training_layers`: it is wanted, and this is its kind of step."""
         is_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        return self.trains_by_kernels and is_bfloat16 and can_train(self.vision)
+        return self.trains_by_kernels and is_bfloat16 and torch.is_grad_enabled()
+
+    def _can_train_vision(self) -> bool:
+        places: int = self.vision.embeddings.position_embedding.num_embeddings
+        return can_train(list(self.vision.encoder.layers)[:-1], places)
+
+    def _trains_text_by_kernels(self, token_ids_TW: Tensor) -> bool:
+        return (
+            not torch.compiler.is_compiling()
+            and token_ids_TW.is_cuda
+            and self.kind == "clip"
+            and self.trains_texts_by_kernels
+            and self._trains_by_kernels()
+            and can_train(list(self.text.encoder.layers), token_ids_TW.shape[1])
+        )
 
     def _train_on_bytes(self, bytes_NCHW: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """The tower with gradients, from bytes to features: all layers but the last by `training_layers`."""
         tower = self.vision
         patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
         states_NPE = self._embed(patches_NPX.to(dtype))
-        states_NPE = run_training_layers(tower.encoder.layers[:-1], states_NPE, dtype=dtype)
-        return self._finish(states_NPE)
+        *layers, last = tower.encoder.layers
+        first_N1E, normed_NPE = run_up_to_norm(layers, states_NPE, last.layer_norm1, dtype=dtype)
+        return self._finish(first_N1E, normed_NPE)
+
+    def _train_on_tokens(
+        self, token_ids_TW: Tensor, mask_TW: Tensor, *, dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[Tensor, Tensor]:
+        """The text tower with gradients: all its layers by `training_layers`."""
+        states_TWE = run_training_layers(
+            list(self.text.encoder.layers),
+            self._embed_tokens(token_ids_TW),
+            dtype=dtype,
+            mask_NP=mask_TW,
+            is_causal=True,
+        )
+        return self._finish_text(states_TWE, token_ids_TW)
+
+    def _embed_tokens(self, token_ids_TW: Tensor) -> Tensor:
+        states_TWE: Tensor = self.text.embeddings(input_ids=token_ids_TW)
+        return states_TWE
+
+    def _finish_text(self, states_TWE: Tensor, token_ids_TW: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of sentences, which are at the end of each, and of words."""
+        normed_TWE = self.text.final_layer_norm(states_TWE)
+        end = self.text.config.eos_token_id
+        is_end_TW = token_ids_TW if end == 2 else token_ids_TW == end  # 2 stands for the largest number
+        rows_T = torch.arange(len(token_ids_TW), device=token_ids_TW.device)
+        last_TE = normed_TWE[rows_T, is_end_TW.int().argmax(dim=-1)]
+        return self.text_projection(last_TE), self.text_projection(normed_TWE)
 
     def _embed(self, patches_NPX: Tensor) -> Tensor:
         """The states [N, P, E] before the first layer, in float32; the product is in that of the patches."""
@@ -160,9 +205,9 @@ class ClipEncoder(Encoder):
         )
         return states_NPE
 
-    def _finish(self, states_NPE: Tensor) -> Tensor:
-        """Features, from the states before the last layer."""
-        states_N1E = self.vision.encoder.layers[-1].forward(states_NPE)
+    def _finish(self, first_N1E: Tensor, normed_NPE: Tensor) -> Tensor:
+        """Features, from what the last layer has after its first norm."""
+        states_N1E = self.vision.encoder.layers[-1].finish(first_N1E, normed_NPE)
         features_NE: Tensor = self.vision.post_layernorm(states_N1E[:, 0])
         return features_NE
 
@@ -190,13 +235,22 @@ class ClipEncoder(Encoder):
     def compile_towers(self) -> None:
         """Also keep less for backward: of a layer of the image tower, its input and its matrix products."""
         ours: Any = self
-        ours._embed, ours._finish = torch.compile(self._embed), torch.compile(self._finish)
+        for name in ("_embed", "_finish", "_embed_tokens", "_finish_text"):
+            setattr(self, name, torch.compile(getattr(self, name)))
         if not self.vision.is_gradient_checkpointing:  # that keeps less still
             # It warns of operators that work in place; these layers have none.
             logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
             keep_products = partial(create_selective_checkpoint_contexts, _policy)
             self.vision.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_products})
         super().compile_towers()
+        compiled = self.encode_text
+
+        def encode_text(token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+            if self._trains_text_by_kernels(token_ids_TW):
+                return self._train_on_tokens(token_ids_TW, mask_TW)
+            return compiled(token_ids_TW, mask_TW)
+
+        ours.encode_text = encode_text
 
     def enable_gradient_checkpointing(self) -> None:
         super().enable_gradient_checkpointing()
@@ -300,7 +354,11 @@ class FirstPlaceLayer(nn.Module):
         layer.__class__ = type(f"FirstPlace{kind.__name__}", (FirstPlaceLayer, kind), {})
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        attention, normed_NPE = self.self_attn, self.layer_norm1(hidden_states)
+        return self.finish(hidden_states[:, :1], self.layer_norm1(hidden_states))
+
+    def finish(self, first_N1E: Tensor, normed_NPE: Tensor) -> Tensor:
+        """The layer, from the first place of its input and the norm of all."""
+        attention = self.self_attn
 
         def heads_of(x_NPE: Tensor) -> Tensor:
             x_NHPE: Tensor = x_NPE.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
@@ -312,7 +370,7 @@ class FirstPlaceLayer(nn.Module):
             heads_of(attention.v_proj(normed_NPE)),
             dropout_p=attention.dropout if self.training else 0.0,
         )
-        states_N1E = hidden_states[:, :1] + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
+        states_N1E = first_N1E + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
         features_N1E: Tensor = states_N1E + self.mlp(self.layer_norm2(states_N1E))
         return features_N1E
 
