@@ -52,7 +52,10 @@ def test_values_and_gradients_are_those_of_torch(
 @pytest.mark.parametrize(("is_masked", "is_causal"), [(True, False), (False, True), (True, True)])
 def test_places_that_are_not_seen_count_for_nothing(is_masked: bool, is_causal: bool):
     pictures, places, heads, width = 3, 7, 2, 16
-    packed, gradient = torch.randn(pictures, places, 3, heads, width), torch.randn(pictures, places, heads, width)
+    packed, gradient = (
+        torch.randn(pictures, places, 3, heads, width),
+        torch.randn(pictures, places, heads, width),
+    )
     mask = torch.rand(pictures, places) < 0.6
     mask[:, 0] = True
     options = {"mask_NP": mask if is_masked else None, "is_causal": is_causal}

@@ -11,6 +11,7 @@ from torch import Tensor
 from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
 from gare.encoders.encoder import ImageFormat
 from gare.encoders.training_layers import run_training_layers, run_up_to_norm
+from gare.interaction.temporal import TemporalTransformer
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
 from gare.encoders import add_norm_cuda, quick_gelu_cuda
@@ -105,6 +106,21 @@ def test_texts_have_the_vectors_and_gradients_they_had():
         )
 
 
+def test_frames_among_each_other_have_the_values_and_gradients_they_had():
+    torch.manual_seed(0)
+    temporal = TemporalTransformer(32, num_layers=2, num_heads=2, max_frames=6)
+    frames, mask = torch.randn(3, 5, 32, requires_grad=True), torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2:] = False
+    hidden = frames + temporal.position[:5]
+    wanted = temporal(frames, mask)[mask]
+    actual = (frames + temporal.train_by_kernels(hidden, mask, dtype=torch.float32))[mask]
+    torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    inputs = [frames, *temporal.parameters()]
+    pairs = [torch.autograd.grad(x.square().sum(), inputs, allow_unused=True) for x in (actual, wanted)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+
+
 def _tower(**more: object) -> ClipEncoder:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -158,6 +174,25 @@ def test_patches_of_bytes_are_those_of_the_convolution(size: tuple[int, int], pa
     pixels = ImageFormat(patch, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)).normalise(bytes_NCHW)
     expected = convolution(pixels).flatten(2).mT
     torch.testing.assert_close(patches.float() @ weight_EX.mT + shift_E, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_what_is_before_the_first_product_of_a_tower_is_one_kernel(monkeypatch: pytest.MonkeyPatch):
+    encoder = _tower()
+    patches = encoder.vision.embeddings.patch_embedding.patches_of(
+        torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    ).float()
+    expected = encoder._embed(patches)
+    assert encoder._embed_and_norm(patches)[1] is None  # not on a GPU
+    monkeypatch.setattr("gare.encoders.clip_encoder.has_kernel", lambda _: True)
+    for _ in range(2):
+        states, normed = encoder._embed_and_norm(patches)
+        assert normed is not None
+        torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+        wanted = encoder.vision.encoder.layers[0].layer_norm1(expected)
+        torch.testing.assert_close(normed.float(), wanted, atol=2e-2, rtol=1e-2)
+        encoder.vision.embeddings.position_embedding.weight += 0.5  # is seen
+        expected = encoder._embed(patches)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch.compile looks at it

@@ -73,6 +73,44 @@ def add_norm(
     return sums_RE.view(states.shape), normed_RE.view(states.shape)
 
 
+def embed_norm(
+    embedded_NSE: Tensor,
+    moved_PE: Tensor,
+    first: tuple[Tensor, Tensor, float],
+    second: tuple[Tensor, Tensor, float],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[Tensor, Tensor]:
+    """The states [N, P, E] before a tower's first layer in float32, and their norm in `dtype`.
+
+    Args:
+        embedded_NSE: the patches' vectors, S = P - 1: the first place has none.
+        moved_PE: what is added to each place, in float32.
+        first: weight, bias and epsilon of the norm that gives the states.
+        second: those of the norm after it.
+        dtype: of the second norm's values.
+    """
+    pictures, (places, width) = len(embedded_NSE), moved_PE.shape
+    states_NPE = moved_PE.new_empty(pictures, places, width)
+    normed_NPE = torch.empty_like(states_NPE, dtype=dtype)
+    padded = triton.next_power_of_2(width)
+    _embed_kernel[(pictures * places,)](
+        embedded_NSE.contiguous(),
+        moved_PE.contiguous(),
+        *first[:2],
+        *second[:2],
+        states_NPE,
+        normed_NPE,
+        first[2],
+        second[2],
+        PLACES=places,
+        WIDTH=width,
+        BLOCK_E=padded,
+        num_warps=_warps(padded),
+    )
+    return states_NPE, normed_NPE
+
+
 class AddNormGradients(NamedTuple):
     """What backward through `add_norm` gives."""
 
@@ -182,6 +220,43 @@ def _kernel(
     weight = tl.load(weight_ptr + width, mask=inside, other=0.0)
     bias = tl.load(bias_ptr + width, mask=inside, other=0.0)
     normed = centred * scale * weight + bias
+    tl.store(normed_ptr + row + width, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm(x, inside, weight_ptr, bias_ptr, width, eps, WIDTH: tl.constexpr):
+    centred = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
+    weight = tl.load(weight_ptr + width, mask=inside, other=0.0)
+    return centred * scale * weight + tl.load(bias_ptr + width, mask=inside, other=0.0)
+
+
+@triton.jit
+def _embed_kernel(
+    embedded_ptr,
+    moved_ptr,
+    weight1_ptr,
+    bias1_ptr,
+    weight2_ptr,
+    bias2_ptr,
+    states_ptr,
+    normed_ptr,
+    eps1,
+    eps2,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    picture, place = (tl.program_id(0) // PLACES).to(tl.int64), tl.program_id(0) % PLACES
+    width = tl.arange(0, BLOCK_E)
+    inside = width < WIDTH
+    patch = embedded_ptr + (picture * (PLACES - 1) + place - 1) * WIDTH
+    states = tl.load(patch + width, mask=inside & (place > 0), other=0.0).to(tl.float32)
+    states += tl.load(moved_ptr + place * WIDTH + width, mask=inside, other=0.0)
+    states = _norm(states, inside, weight1_ptr, bias1_ptr, width, eps1, WIDTH)
+    row = (picture * PLACES + place) * WIDTH
+    tl.store(states_ptr + row + width, states, mask=inside)
+    normed = _norm(states, inside, weight2_ptr, bias2_ptr, width, eps2, WIDTH)
     tl.store(normed_ptr + row + width, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 

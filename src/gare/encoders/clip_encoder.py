@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gare.encoders import clip_tokenizer
-from gare.encoders.bfloat16_layers import is_on, run_layers
+from gare.encoders.bfloat16_layers import has_kernel, is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.short_attention import has_triton, use_short_attention
-from gare.encoders.training_layers import can_train, run_training_layers, run_up_to_norm
+from gare.encoders.training_layers import (
+    can_train,
+    is_bfloat16_step,
+    run_training_layers,
+    run_up_to_norm,
+)
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
 
@@ -51,6 +56,8 @@ class ClipEncoder(Encoder):
     """Whether a training step in bfloat16 on a GPU has its towers by `training_layers`, where it can."""
     trains_texts_by_kernels = True
     """The same for the text tower alone."""
+    embeds_by_kernel = True
+    """Whether, in encoding on a GPU, what is before the first product is one kernel."""
 
     def __init__(
         self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
@@ -134,15 +141,15 @@ class ClipEncoder(Encoder):
     def _encode_bytes(self, bytes_NCHW: Tensor) -> Tensor:
         """The tower in bfloat16, from bytes to features: what is between its layers is read once."""
         tower = self.vision
-        states_NPE = self._embed(tower.embeddings.patch_embedding.patches_of(bytes_NCHW))
-        states_NPE = run_layers(tower.encoder.layers, states_NPE)
+        patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
+        states_NPE, normed_NPE = self._embed_and_norm(patches_NPX)
+        states_NPE = run_layers(tower.encoder.layers, states_NPE, normed_NPE)
         features_NE: Tensor = tower.post_layernorm(states_NPE[:, 0])
         return features_NE
 
     def _trains_by_kernels(self) -> bool:
         """Whether gradients come from `training_layers`: it is wanted, and this is its kind of step."""
-        is_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        return self.trains_by_kernels and is_bfloat16 and torch.is_grad_enabled()
+        return self.trains_by_kernels and is_bfloat16_step()
 
     def _can_train_vision(self) -> bool:
         places: int = self.vision.embeddings.position_embedding.num_embeddings
@@ -150,8 +157,7 @@ class ClipEncoder(Encoder):
 
     def _trains_text_by_kernels(self, token_ids_TW: Tensor) -> bool:
         return (
-            not torch.compiler.is_compiling()
-            and token_ids_TW.is_cuda
+            token_ids_TW.is_cuda
             and self.kind == "clip"
             and self.trains_texts_by_kernels
             and self._trains_by_kernels()
@@ -193,13 +199,43 @@ class ClipEncoder(Encoder):
         last_TE = normed_TWE[rows_T, is_end_TW.int().argmax(dim=-1)]
         return self.text_projection(last_TE), self.text_projection(normed_TWE)
 
-    def _embed(self, patches_NPX: Tensor) -> Tensor:
-        """The states [N, P, E] before the first layer, in float32; the product is in that of the patches."""
+    def _embed_and_norm(self, patches_NPX: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The states before the first layer; and their norm, where one kernel gives both."""
+        if not (self.embeds_by_kernel and has_kernel(patches_NPX)):
+            return self._embed(patches_NPX), None
+        from gare.encoders.add_norm_cuda import embed_norm
+
+        weight_EX, moved_PE = self._kept_embedding(patches_NPX.dtype)
+        norms = (self.vision.pre_layrnorm, self.vision.encoder.layers[0].layer_norm1)
+        first, second = ((norm.weight, norm.bias, norm.eps) for norm in norms)
+        return embed_norm(nn.functional.linear(patches_NPX, weight_EX), moved_PE, first, second)
+
+    def _kept_embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`_embedding` without gradients: made when it is first needed, and again when it has changed."""
+        embeddings = self.vision.embeddings
+        patch = embeddings.patch_embedding
+        parts = [patch.weight, embeddings.class_embedding, embeddings.position_embedding.weight]
+        parts += [] if patch.bias is None else [patch.bias]
+        version = [dtype, *((part.data_ptr(), part._version) for part in parts)]
+        kept = self.__dict__.get("_embedding_of_bytes")
+        if kept is None or kept[0] != version:
+            kept = (version, tuple(each.detach() for each in self._embedding(dtype)))
+            self.__dict__["_embedding_of_bytes"] = kept
+        found: tuple[Tensor, Tensor] = kept[1]
+        return found
+
+    def _embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What patches of bytes are multiplied by [E, X], in `dtype`; what each place [P, E] is moved by."""
         embeddings = self.vision.embeddings
         weight_EX, shift_E = embeddings.patch_embedding.for_bytes(self.image_format)
-        embedded_NPE = nn.functional.linear(patches_NPX, weight_EX.to(patches_NPX.dtype))
         first_E, position_PE = embeddings.class_embedding, embeddings.position_embedding.weight
-        moved_PE = position_PE + torch.cat([first_E[None], shift_E.expand(len(position_PE) - 1, -1)])
+        moved_PE = torch.cat([first_E[None], shift_E.expand(len(position_PE) - 1, -1)])
+        return weight_EX.to(dtype), position_PE + moved_PE
+
+    def _embed(self, patches_NPX: Tensor) -> Tensor:
+        """The states [N, P, E] before the first layer, in float32; the product is in that of the patches."""
+        weight_EX, moved_PE = self._embedding(patches_NPX.dtype)
+        embedded_NPE = nn.functional.linear(patches_NPX, weight_EX)
         states_NPE: Tensor = self.vision.pre_layrnorm(
             nn.functional.pad(embedded_NPE, (0, 0, 1, 0)) + moved_PE
         )

@@ -192,9 +192,7 @@ def _forward_kernel(
     query = _load(query_ptr, picture, head, query_n, query_h, query_p, place, width, inside)
     key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside)
     value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside)
-    weights = _weights(
-        query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL
-    )
+    weights = _weights(query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL)
     attended = tl.dot(weights.to(value.dtype), value)
     out = out_ptr + picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
     tl.store(out, attended.to(value.dtype), mask=inside)
@@ -247,9 +245,7 @@ def _backward_kernel(
     gradient = _load(gradient_ptr, picture, head, gradient_n, gradient_h, gradient_p, place, width, inside)
     out = picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
 
-    weights = _weights(
-        query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL
-    )
+    weights = _weights(query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL)
     rounded = weights.to(value.dtype)
     # A query that is padding gets no gradient, nor does what it attends to: its row of `gradient` is zero.
     sums = sums_out + (3 * picture * HEADS + head) * WIDTH + width

@@ -33,42 +33,64 @@ GRADIENTS_IN_FLOAT32 = True
 """Whether the gradient of a weight leaves its product in float32, where a GPU can; or in bfloat16 first."""
 
 
+class LayerParts(NamedTuple):
+    """What a layer is made of."""
+
+    parameters: Sequence[Tensor]
+    """Weight and bias of both norms; weights of query, key and value, their biases; weight and bias of the
+    product after attention, and of both of the MLP."""
+    num_heads: int
+    eps1: float
+    eps2: float
+
+
+def parts_of(layer: Any) -> LayerParts:
+    """What a layer named as CLIP's is made of. By attributes: by name it would take five times as long."""
+    attention, mlp = layer.self_attn, layer.mlp
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    out, fc1, fc2 = attention.out_proj, mlp.fc1, mlp.fc2
+    first, second = layer.layer_norm1, layer.layer_norm2
+    parameters = [
+        *(first.weight, first.bias, second.weight, second.bias),
+        *(query.weight, key.weight, value.weight, query.bias, key.bias, value.bias),
+        *(out.weight, out.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias),
+    ]
+    return LayerParts(parameters, attention.num_heads, first.eps, second.eps)
+
+
+def is_bfloat16_step() -> bool:
+    """Whether gradients are wanted, and products in bfloat16: what these layers are for."""
+    return (
+        torch.is_grad_enabled()
+        and torch.is_autocast_enabled("cuda")
+        and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        and not torch.compiler.is_compiling()
+    )
+
+
 def can_train(layers: Sequence[Any], places: int) -> bool:
     """Whether these layers of a tower, for so many places, are such as are written out here.
 
     Their names are CLIP's, nothing in them is frozen or dropped, and attention fits into one block.
     """
+    return all(_is_fitting(layer) for layer in layers) and can_train_parts(
+        [parts_of(layer) for layer in layers], places
+    )
+
+
+def can_train_parts(parts: Sequence[LayerParts], places: int) -> bool:
+    """The same of layers by their parts, which are all there is to them."""
     return (
         has_triton()
-        and len(layers) > 0
+        and len(parts) > 0
         and places <= MOST_PLACES
-        and all(_is_fitting(layer) for layer in layers)
-        and all(parameter.requires_grad for layer in layers for parameter in _parameters_of(layer))
+        and all(len(layer.parameters[0]) <= layer.num_heads * MOST_WIDTH for layer in parts)
+        and all(parameter.requires_grad for layer in parts for parameter in layer.parameters)
     )
 
 
 def _is_fitting(layer: Any) -> bool:
-    if not is_fitting(layer):
-        return False
-    attention = layer.self_attn
-    return (
-        is_quick_gelu(layer.mlp)
-        and not attention.dropout
-        and attention.q_proj.out_features // attention.num_heads <= MOST_WIDTH
-    )
-
-
-def _parameters_of(layer: Any) -> list[nn.Parameter]:
-    """All of a layer, in the order of backward. By attributes: asking by name takes five times as long."""
-    attention, mlp = layer.self_attn, layer.mlp
-    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
-    out, fc1, fc2 = attention.out_proj, mlp.fc1, mlp.fc2
-    first, second = layer.layer_norm1, layer.layer_norm2
-    return [
-        *(first.weight, first.bias, second.weight, second.bias),
-        *(query.weight, key.weight, value.weight, query.bias, key.bias, value.bias),
-        *(out.weight, out.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias),
-    ]
+    return is_fitting(layer) and is_quick_gelu(layer.mlp) and not layer.self_attn.dropout
 
 
 _NUM_PARAMETERS = 16
@@ -91,7 +113,21 @@ def run_training_layers(
         mask_NP: true where a place is seen; all of them unless told.
         is_causal: whether a place sees itself and what is before it alone.
     """
-    return _run(layers, states_NPE, None, dtype, mask_NP, is_causal)[0]
+    return run_parts(
+        [parts_of(layer) for layer in layers], states_NPE, dtype=dtype, mask_NP=mask_NP, is_causal=is_causal
+    )
+
+
+def run_parts(
+    parts: Sequence[LayerParts],
+    states_NPE: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    mask_NP: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The same for layers by their parts."""
+    return _run(parts, states_NPE, None, dtype, mask_NP, is_causal)[0]
 
 
 def run_up_to_norm(
@@ -101,23 +137,20 @@ def run_up_to_norm(
 
     What a last layer needs that gives the first place alone.
     """
-    first_NE, normed_NPE = _run(layers, states_NPE, norm, dtype, None, False)
+    first_NE, normed_NPE = _run([parts_of(layer) for layer in layers], states_NPE, norm, dtype, None, False)
     return first_NE[:, None], normed_NPE
 
 
 def _run(
-    layers: Sequence[Any],
+    parts: Sequence[LayerParts],
     states_NPE: Tensor,
     norm: nn.LayerNorm | None,
     dtype: torch.dtype,
     mask_NP: Tensor | None,
     is_causal: bool,
 ) -> tuple[Tensor, ...]:
-    parameters: list[Tensor] = [each for layer in layers for each in _parameters_of(layer)]
-    shapes = [
-        _Shape(layer.self_attn.num_heads, layer.layer_norm1.eps, layer.layer_norm2.eps, dtype, is_causal)
-        for layer in layers
-    ]
+    parameters = [each for layer in parts for each in layer.parameters]
+    shapes = [_Shape(layer.num_heads, layer.eps1, layer.eps2, dtype, is_causal) for layer in parts]
     last_eps = None if norm is None else norm.eps
     parameters += [] if norm is None else [norm.weight, norm.bias]
     found: Any = _Layers.apply(states_NPE, mask_NP, shapes, last_eps, *parameters)  # type: ignore[no-untyped-call]
@@ -387,8 +420,11 @@ def _backward(
 
 
 def _product_of_rows(gradient_RO: Tensor, input_RE: Tensor) -> Tensor:
-    """The gradient of a weight [O, E] in float32: the product of what came and what went in, over all rows."""
-    if GRADIENTS_IN_FLOAT32 and gradient_RO.is_cuda and gradient_RO.dtype != torch.float32:
-        product: Tensor = torch.mm(gradient_RO.mT, input_RE, out_dtype=torch.float32)  # type: ignore[call-overload]
-        return product
-    return (gradient_RO.mT @ input_RE).float()
+    """The gradient of a weight [O, E] in float32: over all rows, the product of what came and what went in."""
+    # A product with bfloat16 on one side and float32 on the other: torch 2.8 and later, on a GPU alone.
+    mixed = getattr(torch.ops.aten.mm, "dtype", None)
+    is_bfloat16 = gradient_RO.is_cuda and gradient_RO.dtype == torch.bfloat16
+    if not GRADIENTS_IN_FLOAT32 or mixed is None or not is_bfloat16:
+        return (gradient_RO.mT @ input_RE).float()
+    product: Tensor = mixed(gradient_RO.mT, input_RE, torch.float32)
+    return product
