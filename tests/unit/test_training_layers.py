@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
 from gare.encoders.encoder import ImageFormat
-from gare.encoders.training_layers import run_training_layers, run_up_to_norm
+from gare.encoders.training_layers import parts_of, run_training_layers, run_up_to_norm
 from gare.interaction.temporal import TemporalTransformer
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_those_of_the_layers(
     expected = states
     for layer in layers:
         expected = layer(expected, None)
-    ours = run_training_layers(layers, states, dtype=torch.float32)
+    ours = run_training_layers([parts_of(layer) for layer in layers], states, dtype=torch.float32)
     names = ["output", "states", *dict(layers.named_parameters())]
     pairs = zip(
         _values_and_gradients(layers, states, ours),
@@ -70,7 +70,7 @@ def test_a_norm_after_the_layers_gives_what_a_last_layer_needs():
         norm.weight += 0.3 * torch.randn(48)
     states = (2 * torch.randn(2, 5, 48)).requires_grad_()
     inputs = [states, *layers.parameters(), norm.weight, norm.bias]
-    found = [run_up_to_norm(layers, states, norm, dtype=torch.float32)]
+    found = [run_up_to_norm([parts_of(layer) for layer in layers], states, norm, dtype=torch.float32)]
     expected = states
     for layer in layers:
         expected = layer(expected, None)
@@ -97,8 +97,9 @@ def test_texts_have_the_vectors_and_gradients_they_had():
         total = (text * torch.linspace(-1, 1, text.shape[1])).sum() + words.square().sum()
         return [text.detach(), words.detach(), *torch.autograd.grad(total, parameters)]
 
+    parts = [parts_of(layer) for layer in encoder.text.encoder.layers]
     wanted = gradients(encoder.encode_text(token_ids, mask))
-    actual = gradients(encoder._train_on_tokens(token_ids, mask, dtype=torch.float32))
+    actual = gradients(encoder._train_on_tokens(token_ids, mask, parts, dtype=torch.float32))
     names = ["text", "words", *(name for name, _ in encoder.text.named_parameters())]
     for name, one, other in zip(names, actual, wanted, strict=True):
         torch.testing.assert_close(
@@ -147,7 +148,7 @@ def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
         return [features.detach(), *torch.autograd.grad(features, list(encoder.vision.parameters()), weights)]
 
     wanted = gradients(encoder.image_features(encoder.image_format.normalise(bytes_NCHW)))
-    actual = gradients(encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32))
+    actual = gradients(encoder._train_on_bytes(bytes_NCHW, encoder._vision_parts(), dtype=torch.float32))
     for name, one, other in zip(["features", *names], actual, wanted, strict=True):
         torch.testing.assert_close(
             one, other, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
@@ -155,13 +156,13 @@ def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
 
 
 def test_it_is_for_clip_with_nothing_frozen_or_dropped():
-    assert _tower()._can_train_vision()
-    assert not _tower(hidden_act="gelu")._can_train_vision()
-    assert not _tower(attention_dropout=0.1)._can_train_vision()
-    assert not _tower(image_size=96)._can_train_vision()  # 145 places
+    assert _tower()._vision_parts() is not None
+    assert _tower(hidden_act="gelu")._vision_parts() is None
+    assert _tower(attention_dropout=0.1)._vision_parts() is None
+    assert _tower(image_size=96)._vision_parts() is None  # 145 places
     frozen = _tower()
     frozen.freeze("image")
-    assert not frozen._can_train_vision()
+    assert frozen._vision_parts() is None
 
 
 @pytest.mark.parametrize(("size", "patch"), [((32, 32), 8), ((30, 28), 14), ((17, 35), 16)])
@@ -202,7 +203,7 @@ def test_compiled_ends_of_a_tower_change_nothing(monkeypatch: pytest.MonkeyPatch
     parameters = list(encoder.vision.parameters())
 
     def gradients() -> list[Tensor]:
-        features = encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32)
+        features = encoder._train_on_bytes(bytes_NCHW, encoder._vision_parts(), dtype=torch.float32)
         return [features.detach(), *torch.autograd.grad(features.square().sum(), parameters)]
 
     wanted = gradients()

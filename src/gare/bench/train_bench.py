@@ -49,7 +49,7 @@ def benchmark_train(
     compiled: bool,
     chunk_size: int | None,
 ) -> TrainBenchmark:
-    """Random weights and frames: towers in bfloat16 on a GPU, what follows in float32 with tf32 products, AdamW."""
+    """Random weights and frames, AdamW; on a GPU towers in bfloat16, what follows in float32 by tf32."""
     torch.manual_seed(0)
     gare = GARE(model).to(device).train()
     if compiled:

@@ -19,10 +19,11 @@ from gare.encoders.bfloat16_layers import has_kernel, is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.short_attention import has_triton, use_short_attention
 from gare.encoders.training_layers import (
-    can_train,
+    LayerParts,
     is_bfloat16_step,
     run_training_layers,
     run_up_to_norm,
+    trainable_parts,
 )
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
@@ -116,8 +117,8 @@ class ClipEncoder(Encoder):
         return token_ids_TW, mask_TW
 
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
-        if self._trains_text_by_kernels(token_ids_TW):
-            return self._train_on_tokens(token_ids_TW, mask_TW)
+        if (parts := self._text_parts(token_ids_TW)) is not None:
+            return self._train_on_tokens(token_ids_TW, mask_TW, parts)
         # SigLIP was trained to see its padding.
         output = self.text(
             input_ids=token_ids_TW, attention_mask=mask_TW.long() if self.kind == "clip" else None
@@ -134,8 +135,8 @@ class ClipEncoder(Encoder):
             if not torch.is_grad_enabled():
                 if self._has_fast_tower(bytes_NCHW.device):
                     return self._encode_bytes(bytes_NCHW)
-            elif self._trains_by_kernels() and self._can_train_vision():
-                return self._train_on_bytes(bytes_NCHW)
+            elif self._trains_by_kernels() and (parts := self._vision_parts()) is not None:
+                return self._train_on_bytes(bytes_NCHW, parts)
         return super().encode_frames(bytes_NCHW)
 
     def _encode_bytes(self, bytes_NCHW: Tensor) -> Tensor:
@@ -151,39 +152,39 @@ class ClipEncoder(Encoder):
         """Whether gradients come from `training_layers`: it is wanted, and this is its kind of step."""
         return self.trains_by_kernels and is_bfloat16_step()
 
-    def _can_train_vision(self) -> bool:
+    def _vision_parts(self) -> list[LayerParts] | None:
+        """All layers but the last, if they can be trained by kernels."""
         places: int = self.vision.embeddings.position_embedding.num_embeddings
-        return can_train(list(self.vision.encoder.layers)[:-1], places)
+        return trainable_parts(list(self.vision.encoder.layers)[:-1], places)
 
-    def _trains_text_by_kernels(self, token_ids_TW: Tensor) -> bool:
-        return (
-            token_ids_TW.is_cuda
-            and self.kind == "clip"
-            and self.trains_texts_by_kernels
-            and self._trains_by_kernels()
-            and can_train(list(self.text.encoder.layers), token_ids_TW.shape[1])
-        )
+    def _text_parts(self, token_ids_TW: Tensor) -> list[LayerParts] | None:
+        """The layers of the text tower, if kernels are to train them."""
+        is_wanted = token_ids_TW.is_cuda and self.kind == "clip" and self.trains_texts_by_kernels
+        if not (is_wanted and self._trains_by_kernels()):
+            return None
+        return trainable_parts(list(self.text.encoder.layers), token_ids_TW.shape[1])
 
-    def _train_on_bytes(self, bytes_NCHW: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def _train_on_bytes(
+        self, bytes_NCHW: Tensor, parts: Sequence[LayerParts], *, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
         """The tower with gradients, from bytes to features: all layers but the last by `training_layers`."""
         tower = self.vision
         patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
         states_NPE = self._embed(patches_NPX.to(dtype))
-        *layers, last = tower.encoder.layers
-        first_N1E, normed_NPE = run_up_to_norm(layers, states_NPE, last.layer_norm1, dtype=dtype)
-        return self._finish(first_N1E, normed_NPE)
+        norm = tower.encoder.layers[-1].layer_norm1
+        return self._finish(*run_up_to_norm(parts, states_NPE, norm, dtype=dtype))
 
     def _train_on_tokens(
-        self, token_ids_TW: Tensor, mask_TW: Tensor, *, dtype: torch.dtype = torch.bfloat16
+        self,
+        token_ids_TW: Tensor,
+        mask_TW: Tensor,
+        parts: Sequence[LayerParts],
+        *,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> tuple[Tensor, Tensor]:
         """The text tower with gradients: all its layers by `training_layers`."""
-        states_TWE = run_training_layers(
-            list(self.text.encoder.layers),
-            self._embed_tokens(token_ids_TW),
-            dtype=dtype,
-            mask_NP=mask_TW,
-            is_causal=True,
-        )
+        states_TWE = self._embed_tokens(token_ids_TW)
+        states_TWE = run_training_layers(parts, states_TWE, dtype=dtype, mask_NP=mask_TW, is_causal=True)
         return self._finish_text(states_TWE, token_ids_TW)
 
     def _embed_tokens(self, token_ids_TW: Tensor) -> Tensor:
@@ -221,7 +222,7 @@ class ClipEncoder(Encoder):
         if kept is None or kept[0] != version:
             kept = (version, tuple(each.detach() for each in self._embedding(dtype)))
             self.__dict__["_embedding_of_bytes"] = kept
-        found: tuple[Tensor, Tensor] = kept[1]
+        found: tuple[Tensor, Tensor] = kept[1]  # type: ignore[assignment]
         return found
 
     def _embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -282,8 +283,8 @@ class ClipEncoder(Encoder):
         compiled = self.encode_text
 
         def encode_text(token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
-            if self._trains_text_by_kernels(token_ids_TW):
-                return self._train_on_tokens(token_ids_TW, mask_TW)
+            if (parts := self._text_parts(token_ids_TW)) is not None:
+                return self._train_on_tokens(token_ids_TW, mask_TW, parts)
             return compiled(token_ids_TW, mask_TW)
 
         ours.encode_text = encode_text

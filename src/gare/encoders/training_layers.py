@@ -19,8 +19,9 @@ Shapes: N pictures or texts, P places, E width, H heads; R rows, N × P.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -61,25 +62,27 @@ def parts_of(layer: Any) -> LayerParts:
 def is_bfloat16_step() -> bool:
     """Whether gradients are wanted, and products in bfloat16: what these layers are for."""
     return (
-        torch.is_grad_enabled()
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
         and torch.is_autocast_enabled("cuda")
         and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        and not torch.compiler.is_compiling()
     )
 
 
-def can_train(layers: Sequence[Any], places: int) -> bool:
-    """Whether these layers of a tower, for so many places, are such as are written out here.
+def trainable_parts(layers: Sequence[Any], places: int) -> list[LayerParts] | None:
+    """What layers of a tower are made of; None unless they are such as are written out here.
 
-    Their names are CLIP's, nothing in them is frozen or dropped, and attention fits into one block.
+    Their names are CLIP's, nothing in them is frozen or dropped, and attention of so many places fits into
+    one block.
     """
-    return all(_is_fitting(layer) for layer in layers) and can_train_parts(
-        [parts_of(layer) for layer in layers], places
-    )
+    if not all(_is_fitting(layer) for layer in layers):
+        return None
+    parts = [parts_of(layer) for layer in layers]
+    return parts if can_train(parts, places) else None
 
 
-def can_train_parts(parts: Sequence[LayerParts], places: int) -> bool:
-    """The same of layers by their parts, which are all there is to them."""
+def can_train(parts: Sequence[LayerParts], places: int) -> bool:
+    """Whether kernels take layers of these parts, for so many places."""
     return (
         has_triton()
         and len(parts) > 0
@@ -90,14 +93,18 @@ def can_train_parts(parts: Sequence[LayerParts], places: int) -> bool:
 
 
 def _is_fitting(layer: Any) -> bool:
-    return is_fitting(layer) and is_quick_gelu(layer.mlp) and not layer.self_attn.dropout
+    # What a layer is made of does not change; asking takes as long as a product of the layer.
+    if layer not in _FITTING and is_fitting(layer) and is_quick_gelu(layer.mlp):
+        _FITTING.add(layer)
+    return layer in _FITTING and not layer.self_attn.dropout
 
 
+_FITTING: WeakSet[Any] = WeakSet()
 _NUM_PARAMETERS = 16
 
 
 def run_training_layers(
-    layers: Sequence[Any],
+    parts: Sequence[LayerParts],
     states_NPE: Tensor,
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -107,37 +114,27 @@ def run_training_layers(
     """The layers one after the other, with gradients; states in float32, products in `dtype`.
 
     Args:
-        layers: such as `can_train` accepts.
+        parts: of each layer, such as `can_train` accepts.
         states_NPE: before the first.
         dtype: of the products.
         mask_NP: true where a place is seen; all of them unless told.
         is_causal: whether a place sees itself and what is before it alone.
     """
-    return run_parts(
-        [parts_of(layer) for layer in layers], states_NPE, dtype=dtype, mask_NP=mask_NP, is_causal=is_causal
-    )
-
-
-def run_parts(
-    parts: Sequence[LayerParts],
-    states_NPE: Tensor,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    mask_NP: Tensor | None = None,
-    is_causal: bool = False,
-) -> Tensor:
-    """The same for layers by their parts."""
     return _run(parts, states_NPE, None, dtype, mask_NP, is_causal)[0]
 
 
 def run_up_to_norm(
-    layers: Sequence[Any], states_NPE: Tensor, norm: nn.LayerNorm, *, dtype: torch.dtype = torch.bfloat16
+    parts: Sequence[LayerParts],
+    states_NPE: Tensor,
+    norm: nn.LayerNorm,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tensor, Tensor]:
     """The states [N, 1, E] of the first place after these layers, and the norm of all of them in `dtype`.
 
     What a last layer needs that gives the first place alone.
     """
-    first_NE, normed_NPE = _run([parts_of(layer) for layer in layers], states_NPE, norm, dtype, None, False)
+    first_NE, normed_NPE = _run(parts, states_NPE, norm, dtype, None, False)
     return first_NE[:, None], normed_NPE
 
 
@@ -304,21 +301,35 @@ def _split(tensors: Sequence[Tensor], parts: int) -> list[Sequence[Tensor]]:
 
 
 def _in_precision(parameters: Sequence[Tensor], shapes: Sequence[_Shape]) -> list[_Weights]:
-    """The weights of all layers, copied at once: a copy of each would take longer to ask for than to make."""
+    """The weights of all layers, copied at once and into one piece of memory.
+
+    A copy of each, or memory for each, would take longer to ask for than to make.
+    """
+    layers = _split(parameters, len(shapes))
+    sizes = [_in_order(each.numel() for each in layer[4:]) for layer in layers]
+    memory = parameters[0].new_empty(sum(map(sum, sizes)), dtype=shapes[0].dtype)
+    pieces = iter(memory.split([size for of_layer in sizes for size in of_layer]))
     made: list[_Weights] = []
     sources: list[Tensor] = []
     copies: list[Tensor] = []
-    for of_layer, shape in zip(_split(parameters, len(shapes)), shapes, strict=True):
-        products = of_layer[4:]
-        width = len(products[0])
-        qkv = products[0].new_empty(3 * width, width, dtype=shape.dtype)
-        qkv_bias = products[0].new_empty(3 * width, dtype=shape.dtype)
-        rest = [torch.empty_like(each, dtype=shape.dtype) for each in products[6:]]
-        sources += products
-        copies += [*qkv.split(width), *qkv_bias.split(width), *rest]
-        made.append(_Weights(qkv, qkv_bias, *rest))
+    for layer in layers:
+        qkv, qkv_bias, out, out_bias, fc1, fc1_bias, fc2, fc2_bias = (next(pieces) for _ in range(8))
+        width = len(layer[0])
+        weights = _Weights(
+            *(qkv.view(-1, width), qkv_bias, out.view(width, -1), out_bias),
+            *(fc1.view(-1, width), fc1_bias, fc2.view(width, -1), fc2_bias),
+        )
+        made.append(weights)
+        sources += layer[4:]
+        copies += [*weights.qkv.chunk(3), *qkv_bias.chunk(3), *weights[2:]]
     torch._foreach_copy_(copies, sources)
     return made
+
+
+def _in_order(sizes: Iterable[int]) -> list[int]:
+    """Numbers of a layer's products, query, key and value as one."""
+    query, key, value, query_bias, key_bias, value_bias, *rest = sizes
+    return [query + key + value, query_bias + key_bias + value_bias, *rest]
 
 
 def _forward(
@@ -420,7 +431,7 @@ def _backward(
 
 
 def _product_of_rows(gradient_RO: Tensor, input_RE: Tensor) -> Tensor:
-    """The gradient of a weight [O, E] in float32: over all rows, the product of what came and what went in."""
+    """The gradient of a weight [O, E] in float32: the product of what came and went in, over all rows."""
     # A product with bfloat16 on one side and float32 on the other: torch 2.8 and later, on a GPU alone.
     mixed = getattr(torch.ops.aten.mm, "dtype", None)
     is_bfloat16 = gradient_RO.is_cuda and gradient_RO.dtype == torch.bfloat16

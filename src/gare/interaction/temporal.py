@@ -5,11 +5,13 @@ Shapes: V videos, F frames, D embedding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gare.encoders.training_layers import LayerParts, can_train_parts, is_bfloat16_step, run_parts
+from gare.encoders.training_layers import LayerParts, can_train, is_bfloat16_step, run_training_layers
 
 LAYER_NORM_EPS = 1e-12  # as in the released code; CLIP's own towers use 1e-5
 
@@ -46,15 +48,18 @@ class TemporalTransformer(nn.Module):
             and is_bfloat16_step()
             and mask_VF.ndim == 2
             and hidden_VFD.dtype == torch.float32
-            and can_train_parts([layer.parts() for layer in self.layers], hidden_VFD.shape[1])
+            and can_train(self._parts(), hidden_VFD.shape[1])
         )
 
     def train_by_kernels(
         self, hidden_VFD: Tensor, mask_VF: Tensor, *, dtype: torch.dtype = torch.bfloat16
     ) -> Tensor:
         """All layers, with gradients, by the kernels of `encoders/training_layers.py`."""
-        parts = [layer.parts() for layer in self.layers]
-        return run_parts(parts, hidden_VFD, dtype=dtype, mask_NP=mask_VF)
+        return run_training_layers(self._parts(), hidden_VFD, dtype=dtype, mask_NP=mask_VF)
+
+    def _parts(self) -> list[LayerParts]:
+        layers: Any = self.layers
+        return [layer.parts() for layer in layers]
 
 
 class TemporalLayer(nn.Module):
