@@ -12,6 +12,7 @@ from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbe
 from gare.encoders.encoder import ImageFormat
 from gare.encoders.training_layers import parts_of, run_training_layers, run_up_to_norm
 from gare.interaction.temporal import TemporalTransformer
+from gare.train.gradient_step import _tf32
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
 from gare.encoders import add_norm_cuda, quick_gelu_cuda
@@ -175,6 +176,15 @@ def test_patches_of_bytes_are_those_of_the_convolution(size: tuple[int, int], pa
     pixels = ImageFormat(patch, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)).normalise(bytes_NCHW)
     expected = convolution(pixels).flatten(2).mT
     torch.testing.assert_close(patches.float() @ weight_EX.mT + shift_E, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_products_are_rounded_within_a_step_alone():
+    before = torch.get_float32_matmul_precision()
+    with _tf32(on=True):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with _tf32(on=False):
+        assert torch.get_float32_matmul_precision() == before
 
 
 @torch.no_grad()
