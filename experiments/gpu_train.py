@@ -32,7 +32,7 @@ from gare.bench.bench_timing import median_ms
 from gare.bench.encode_bench import benchmark_encode, random_clip
 from gare.bench.train_bench import benchmark_train
 from gare.encoders import bfloat16_layers, short_attention
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, FirstPlaceLayer
 from gare.encoders.encoder import Encoder
 from gare.model import GARE, GareConfig
 
@@ -139,6 +139,7 @@ def train_now() -> dict[str, Any]:
         ("norm backward: two rows ahead", add_norm_cuda, "STAGES", 3),
         ("norm backward: 528 programs", add_norm_cuda, "PROGRAMS", 528),
         ("temporal transformer by torch", TemporalTransformer, "trains_by_kernels", False),
+        ("attention of one place by cuDNN", FirstPlaceLayer, "ATTENDS_BY_SUMS", False),
     ]
     for name, owner, attribute, value in variants:
         kept = getattr(owner, attribute)

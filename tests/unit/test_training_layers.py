@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding, attend_by_sums
 from gare.encoders.encoder import ImageFormat
 from gare.encoders.training_layers import parts_of, run_training_layers, run_up_to_norm
 from gare.interaction.temporal import TemporalTransformer
@@ -176,6 +176,18 @@ def test_patches_of_bytes_are_those_of_the_convolution(size: tuple[int, int], pa
     pixels = ImageFormat(patch, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)).normalise(bytes_NCHW)
     expected = convolution(pixels).flatten(2).mT
     torch.testing.assert_close(patches.float() @ weight_EX.mT + shift_E, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_attention_of_one_query_by_sums_is_that_of_torch():
+    query, key, value = (torch.randn(2, 3, places, 8, requires_grad=True) for places in (1, 5, 5))
+    pair = (
+        attend_by_sums(query, key, value),
+        torch.nn.functional.scaled_dot_product_attention(query, key, value),
+    )
+    torch.testing.assert_close(*pair)
+    gradients = [torch.autograd.grad(x.square().sum(), (query, key, value)) for x in pair]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 def test_products_are_rounded_within_a_step_alone():

@@ -379,6 +379,8 @@ class FirstPlaceLayer(nn.Module):
     """
 
     GIVES_FIRST_PLACE = True
+    ATTENDS_BY_SUMS = True
+    """Whether torch.compile makes its attention: kernels for many queries take four times as long for one."""
     layer_norm1: nn.LayerNorm
     layer_norm2: nn.LayerNorm
     self_attn: Any
@@ -401,15 +403,27 @@ class FirstPlaceLayer(nn.Module):
             x_NHPE: Tensor = x_NPE.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
             return x_NHPE
 
-        attended_NH1E = nn.functional.scaled_dot_product_attention(
-            heads_of(attention.q_proj(normed_NPE[:, :1])),
-            heads_of(attention.k_proj(normed_NPE)),
-            heads_of(attention.v_proj(normed_NPE)),
-            dropout_p=attention.dropout if self.training else 0.0,
-        )
+        query_NH1E = heads_of(attention.q_proj(normed_NPE[:, :1]))
+        key_NHPE, value_NHPE = heads_of(attention.k_proj(normed_NPE)), heads_of(attention.v_proj(normed_NPE))
+        dropout = attention.dropout if self.training else 0.0
+        if self.ATTENDS_BY_SUMS and not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
+            attended_NH1E = attend_by_sums(query_NH1E, key_NHPE, value_NHPE)
+        else:
+            attended_NH1E = nn.functional.scaled_dot_product_attention(
+                query_NH1E, key_NHPE, value_NHPE, dropout_p=dropout
+            )
         states_N1E = first_N1E + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
         features_N1E: Tensor = states_N1E + self.mlp(self.layer_norm2(states_N1E))
         return features_N1E
+
+
+def attend_by_sums(query_NH1E: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
+    """Attention of one query, [N, H, 1, E], as sums over what is read once: for torch.compile."""
+    scale = query_NH1E.shape[-1] ** -0.5
+    logits_NHP = (query_NH1E.float() * key_NHPE.float()).sum(dim=-1) * scale
+    weights_NHP1 = logits_NHP.softmax(dim=-1)[..., None]
+    attended_NH1E: Tensor = (weights_NHP1 * value_NHPE.float()).sum(dim=-2, keepdim=True)
+    return attended_NH1E.to(value_NHPE.dtype)
 
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
