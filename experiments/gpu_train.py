@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from gare.bench.bench_timing import median_ms
 from gare.bench.encode_bench import benchmark_encode, random_clip
 from gare.bench.train_bench import benchmark_train
 from gare.encoders import bfloat16_layers, short_attention
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, FirstPlaceLayer
 from gare.encoders.encoder import Encoder
 from gare.model import GARE, GareConfig
 
@@ -108,27 +109,162 @@ def train_with_bare() -> dict[str, Any]:
     return vars(result)
 
 
-def train_by_kernels() -> dict[str, Any]:
-    """Layers of the image tower by `encoders/training_layers.py`."""
-    ClipEncoder.trains_by_kernels = True
-    return train()
+def train_now() -> dict[str, Any]:
+    """The step as it is now; where the GPU has nothing to do; and each change taken back."""
+    import gare.train.gradient_step as gradient_step
+    from gare.encoders import add_norm_cuda, training_layers
+    from gare.interaction.temporal import TemporalTransformer
+
+    step, result = _step_of_benchmark(seconds=3.0)
+    print(json.dumps(result), flush=True)
+    if not IS_SMALL:
+        hosts = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            step()
+            hosts.append(1000 * (time.perf_counter() - started))
+        result["host_ms"] = statistics.median(hosts)  # until all is asked of the GPU
+        for name, measured in (("waits", _waits), ("idle", _idle), ("kernels", partial(_kernels, most=60))):
+            try:
+                result[name] = measured(step)
+            except Exception as error:
+                result[name] = str(error)[:300]
+            print(json.dumps(result), flush=True)
+    tf32 = gradient_step._tf32
+    variants: list[tuple[str, Any, str, Any]] = [
+        ("no tf32", gradient_step, "_tf32", lambda on: tf32(on=False)),
+        ("gradients of weights in bfloat16 first", training_layers, "GRADIENTS_IN_FLOAT32", False),
+        ("norm backward: nothing fetched ahead", add_norm_cuda, "STAGES", 1),
+        ("norm backward: two rows ahead", add_norm_cuda, "STAGES", 3),
+        ("norm backward: 528 programs", add_norm_cuda, "PROGRAMS", 528),
+        ("temporal transformer by torch", TemporalTransformer, "trains_by_kernels", False),
+        ("attention of one place by cuDNN", FirstPlaceLayer, "ATTENDS_BY_SUMS", False),
+    ]
+    for name, owner, attribute, value in variants:
+        kept = getattr(owner, attribute)
+        setattr(owner, attribute, value)
+        try:
+            result[name] = _memory_and_ms("step", step, seconds=1.2)
+        except Exception as error:
+            result[name] = str(error)[:300]
+        setattr(owner, attribute, kept)
+        print(json.dumps(result), flush=True)
+    return result | {"again_ms": median_ms(step, DEVICE, seconds=1.2)}
 
 
-def train_by_kernels_texts_first() -> dict[str, Any]:
-    """Texts are encoded before the videos, as it was: how long the GPU waits for their many small kernels."""
+def train_texts_by_torch() -> dict[str, Any]:
+    """The text tower by torch.compile, as it was."""
+    ClipEncoder.trains_texts_by_kernels = False
+    step, result = _step_of_benchmark(seconds=3.0)
+    print(json.dumps(result), flush=True)
+    return result if IS_SMALL else result | {"idle": _idle(step)}
+
+
+def _step_of_benchmark(*, seconds: float) -> tuple[Callable[[], object], dict[str, Any]]:
+    """The step that `gare bench train` measures, and what it says of it, without the bare dual encoder."""
     import gare.bench.train_bench as bench
 
-    def make_encode(model: GARE, *, autocast: bool) -> Any:
-        def encode(batch: Any) -> Any:
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
-                text = model.text_features(batch.token_ids_TW, batch.mask_TW)
-                video = model.encode_frames(batch.frames, batch.mask_VF)
-            return text.to(torch.float32), video.to(torch.float32)
+    taken: list[Callable[[], object]] = []
 
-        return encode
+    def measure(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
+        taken.append(function)
+        if len(taken) < 2:
+            return float("nan"), 0.0
+        found = _memory_and_ms("step", function, seconds=seconds)
+        return found["step_ms"], found.get("step_gb", 0.0)
 
-    bench.make_encode = make_encode
-    return train_by_kernels()
+    bench._measure = measure  # type: ignore[assignment]
+    result = train_with_bare()
+    return taken[-1], result
+
+
+def _idle(function: Callable[[], object]) -> dict[str, Any]:
+    """From the first kernel of a step to its last: when none runs, and between which it is longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as run:
+        function()
+        torch.cuda.synchronize()
+    events = [event for event in run.events() if str(event.device_type).endswith("CUDA")]
+    kernels = sorted((event.time_range.start, event.time_range.end, event.name[:60]) for event in events)
+    first, end, before = kernels[0][0], kernels[0][1], kernels[0][2]
+    span = max(kernel[1] for kernel in kernels) - first
+    tenths, gaps = [0.0] * 10, []
+    for start, stop, name in kernels:
+        if start > end:
+            tenths[min(9, int(10 * (start - first) / span))] += (start - end) / 1000
+            gaps.append((round(start - end, 1), round((end - first) / 1000, 2), before, name))
+        if stop >= end:
+            end, before = stop, name
+    return {
+        "kernels": len(kernels),
+        "span_ms": span / 1000,
+        "idle_ms": sum(gap[0] for gap in gaps) / 1000,
+        "idle_ms_by_tenth_of_step": [round(tenth, 3) for tenth in tenths],
+        "longest_us_at_ms": sorted(gaps, reverse=True)[:14],
+    }
+
+
+def exactness() -> dict[str, Any]:
+    """Gradients of a step of few pairs beside those in float32: by kernels, with and without tf32; by torch.
+
+    The relative difference of each parameter's gradient, by the part of the model.
+    """
+    from gare.interaction.temporal import TemporalTransformer
+    from gare.objective import ObjectiveConfig
+    from gare.train.distributed import Processes
+    from gare.train.gradient_step import PairBatch, compute_gradients, make_encode
+
+    torch.manual_seed(0)
+    config = _encoder().config
+    model = GARE(GareConfig.load({"encoder": config.to_values()})).to(DEVICE).train()
+    pairs, frames, size = (2, 2) if IS_SMALL else (16, 12), 3, model.encoder.image_format.size
+    tokens, mask = (each.to(DEVICE) for each in model.encoder.random_tokens(pairs[0]))
+    shape = (*pairs, frames, size, size)
+    batch = PairBatch(
+        tokens,
+        mask,
+        torch.randint(256, shape, dtype=torch.uint8, device=DEVICE),
+        torch.ones(pairs, dtype=torch.bool, device=DEVICE),
+        torch.arange(pairs[0], device=DEVICE),
+    )
+
+    def gradients(*, autocast: bool, kernels: bool, tf32: bool) -> dict[str, torch.Tensor]:
+        ClipEncoder.trains_by_kernels = TemporalTransformer.trains_by_kernels = kernels
+        model.zero_grad(set_to_none=True)
+        encode = make_encode(model, autocast=autocast and not IS_SMALL)
+        alone = Processes(0, 1, DEVICE)
+        compute_gradients(model, batch, ObjectiveConfig(), alone, encode=encode, rounds_products=tf32)
+        named = model.named_parameters()
+        return {name: p.grad.double() for name, p in named if p.grad is not None}
+
+    exact = gradients(autocast=False, kernels=False, tf32=False)
+    result: dict[str, Any] = {}
+    for name, kernels, tf32 in (
+        ("by kernels, tf32", True, True),
+        ("by kernels", True, False),
+        ("by torch", False, False),
+        ("by torch, tf32", False, True),
+    ):
+        found = gradients(autocast=True, kernels=kernels, tf32=tf32)
+        shares: dict[str, list[float]] = {}
+        for parameter, gradient in found.items():
+            if parameter.endswith(
+                "k_proj.bias"
+            ):  # it moves all logits of a query alike: nothing but rounding
+                continue
+            part = ".".join(parameter.split(".")[: 2 if parameter.startswith("encoder") else 1])
+            wanted = exact[parameter]
+            share = float((gradient - wanted).norm() / wanted.norm().clamp_min(1e-30))
+            shares.setdefault(part, []).append(share)
+        result[name] = {
+            part: {"median": statistics.median(each), "worst": max(each)} for part, each in shares.items()
+        }
+        print(json.dumps(result), flush=True)
+    return result
 
 
 def train_keeping_more() -> dict[str, Any]:
@@ -170,7 +306,7 @@ def tower() -> dict[str, Any]:
         return features
 
     def by_kernels(pictures: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = encoder._train_on_bytes(pictures, dtype=dtype)
+        features: torch.Tensor = encoder._train_on_bytes(pictures, encoder._vision_parts(), dtype=dtype)
         return features
 
     def gradients(features: torch.Tensor) -> list[torch.Tensor]:
@@ -212,8 +348,8 @@ def _encoder() -> ClipEncoder:
     return ClipEncoder(ClipEncoderConfig(architecture=architecture))
 
 
-def _memory_and_ms(name: str, call: Callable[[], object]) -> dict[str, float]:
-    milliseconds = median_ms(call, DEVICE)
+def _memory_and_ms(name: str, call: Callable[[], object], *, seconds: float = 1.0) -> dict[str, float]:
+    milliseconds = median_ms(call, DEVICE, seconds=seconds)
     if IS_SMALL:
         return {f"{name}_ms": milliseconds}
     torch.cuda.reset_peak_memory_stats()
@@ -235,18 +371,20 @@ def shapes_of_kernels() -> dict[str, Any]:
     packed = torch.randn(pictures, places, 3, heads, 64, device=DEVICE).to(dtype)
     attended = torch.randn(pictures, places, heads, 64, device=DEVICE).to(dtype)
     bytes_NCHW = torch.randint(256, (pictures, 3, size, size), dtype=torch.uint8, device=DEVICE)
-    norm, result = (weight, bias, 1e-5), {}
+    norm = (weight, bias, 1e-5)
+    result: dict[str, Any] = {}
+    statistics = torch.rand(rows, 2, device=DEVICE)
     narrow, wide = rows * width * 2, 4 * rows * width * 2
 
     def measure(name: str, call: Callable[[], object], moved: int) -> None:
         try:
-            result[name] = {"ms": median_ms(call, DEVICE, seconds=0.1), "floor_ms": moved / 4.3e9}
+            result[name] = {"ms": _alone_ms(call), "floor_ms": moved / 4.3e9}
         except Exception as error:
             result[name] = str(error)[:200]
         print(json.dumps(result), flush=True)
 
     def backward() -> object:
-        return add_norm_cuda.add_norm_backward(normed, above, states, one, norm)
+        return add_norm_cuda.add_norm_backward(normed, above, states, (one,), statistics, norm[:2])
 
     measure(
         "norm of two branches",
@@ -258,11 +396,9 @@ def shapes_of_kernels() -> dict[str, Any]:
         lambda: add_norm_cuda.add_norm(states, (one,), *norm, dtype=dtype, keeps_sum=False),
         narrow * 4,
     )
-    for warps in (4, 8):
-        for programs in (528, 1056, 2112):
-            add_norm_cuda._warps = lambda _, warps=warps: warps  # type: ignore[misc]
-            add_norm_cuda.PROGRAMS = programs
-            measure(f"norm backward, {warps} warps, {programs} programs", backward, narrow * 10)
+    for warps, stages, programs in product((4, 8), (1, 2, 3), (528, 1056)):
+        add_norm_cuda.WARPS, add_norm_cuda.STAGES, add_norm_cuda.PROGRAMS = warps, stages, programs
+        measure(f"norm backward, {warps} warps, {stages} stages, {programs} programs", backward, narrow * 10)
     measure("activation", lambda: quick_gelu_cuda.quick_gelu(hidden), wide * 2)
     for tile in (2, 4, 8):
         for programs in (88, 176, 352):
@@ -290,9 +426,22 @@ def shapes_of_kernels() -> dict[str, Any]:
     return result
 
 
+def _alone_ms(call: Callable[[], object]) -> float:
+    """Of a kernel, with an empty cache, without what asking for it takes."""
+    if IS_SMALL:
+        return median_ms(call, DEVICE, seconds=0.1)
+    from triton.testing import do_bench
+
+    return float(do_bench(call, warmup=5, rep=40, return_mode="median"))
+
+
 @torch.no_grad()
-def encode_variants() -> dict[str, Any]:
-    """128 videos at once: as shipped, as a CUDA graph, compiled; the least cosine with vectors in float32."""
+def encode_now() -> dict[str, Any]:
+    """128 videos at once: as it is, with the change taken back, as a CUDA graph, and as a graph of parts.
+
+    In a part of 126 pictures all that passes between kernels fits into the cache of an H200, and every
+    product is a whole number of waves of 132 tiles of 192 × 192.
+    """
     model = random_clip().to(DEVICE).eval()
     encoder, total = model.encoder, 24 if IS_SMALL else 1536
     bytes_NCHW = torch.randint(256, (total, 3, 224, 224), dtype=torch.uint8, device=DEVICE)
@@ -307,25 +456,46 @@ def encode_variants() -> dict[str, Any]:
 
     result: dict[str, Any] = {"least_cosine": cosine(shipped()), "shipped_ms": median_ms(shipped, DEVICE)}
     result |= _kernels(shipped)
-    if not IS_SMALL:
+    print(json.dumps(result), flush=True)
+    ClipEncoder.embeds_by_kernel = False
+    result["embedded_by_torch_ms"] = median_ms(shipped, DEVICE, seconds=0.7)
+    ClipEncoder.embeds_by_kernel = True
+    for size in () if IS_SMALL else (1536, 126, 252, 63, 504, 768):
+        name = f"graph_of_{size}"
         try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                kept_ND = shipped()
-            result["graph_ms"] = median_ms(graph.replay, DEVICE)
-            result["graph_cosine"] = cosine(kept_ND)
+            call = graph_of_parts(encoder.encode_frames, bytes_NCHW[:size])
+            result[f"{name}_cosine"] = cosine(call(bytes_NCHW))
+            result[f"{name}_ms"] = median_ms(partial(call, bytes_NCHW), DEVICE, seconds=0.7)
         except Exception as error:
-            result["graph_error"] = str(error)[:300]
-    print(json.dumps(result), flush=True)  # what follows may take too long
-    encoder.compile_towers()
+            result[f"{name}_error"] = str(error)[:300]
+        print(json.dumps(result), flush=True)
+    return result | {"shipped_again_ms": median_ms(shipped, DEVICE)}
 
-    def compiled() -> torch.Tensor:
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            return encoder.encode_frames(bytes_NCHW)
 
-    result["compiled_cosine"] = cosine(compiled())
-    result["compiled_ms"] = median_ms(compiled, DEVICE)
-    return result
+def graph_of_parts(
+    function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function of pictures, captured for so many of them, and replayed for more, part by part."""
+    part, size = like.clone(), len(like)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function(part)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = function(part)
+
+    def call(bytes_NCHW: torch.Tensor) -> torch.Tensor:
+        out = found.new_empty(len(bytes_NCHW), *found.shape[1:])
+        for start in range(0, len(bytes_NCHW), size):
+            rows = min(size, len(bytes_NCHW) - start)
+            part[:rows].copy_(bytes_NCHW[start : start + rows])
+            graph.replay()
+            out[start : start + rows] = found[:rows]
+        return out
+
+    return call
 
 
 def encode() -> dict[str, Any]:
@@ -351,30 +521,27 @@ def encode_in_parts() -> dict[str, Any]:
 
 @torch.no_grad()
 def activation_in_product() -> dict[str, Any]:
-    """The four products of a layer; and the activation in the kernel of its product, by torch.compile."""
-    rows, dtype = (64, torch.float32) if IS_SMALL else (1536 * 50, torch.bfloat16)
-    result: dict[str, Any] = {}
-    for name, wide, narrow in (("qkv", 2304, 768), ("out", 768, 768), ("fc1", 3072, 768), ("fc2", 768, 3072)):
-        x, weight = (torch.randn(n, narrow, device=DEVICE).to(dtype) for n in (rows, wide))
-        bias = torch.randn(wide, device=DEVICE).to(dtype)
-        call = partial(F.linear, x, weight, bias)
-        milliseconds = median_ms(call, DEVICE, seconds=0.3)
-        result[name] = {"ms": milliseconds, "tflop_per_s": 2 * rows * wide * narrow / milliseconds / 1e9}
+    """The widest product of a layer with its activation: apart, and in one kernel (`active_product.py`)."""
+    from active_product import SHAPES, active_product
 
-    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return F.silu(F.linear(x, weight, bias))
-
-    x, weight = (torch.randn(n, 768, device=DEVICE).to(dtype) for n in (rows, 3072))
-    bias = torch.randn(3072, device=DEVICE).to(dtype)
-    result["apart_ms"] = median_ms(lambda: product(x, weight, bias), DEVICE, seconds=0.3)
-    print(json.dumps(result), flush=True)
-    options = {} if IS_SMALL else {"max_autotune": True, "triton.enable_persistent_tma_matmul": True}
-    together = torch.compile(product, options=options)
-    difference = together(x, weight, bias).float() - product(x, weight, bias).float()
-    result["together_ms"] = median_ms(lambda: together(x, weight, bias), DEVICE, seconds=0.3)
-    return (
-        result | {"difference": float(difference.abs().max())} | _kernels(lambda: together(x, weight, bias))
-    )
+    rows, wide, dtype = (300, 512, torch.float32) if IS_SMALL else (1536 * 50, 3072, torch.bfloat16)
+    x, weight = (torch.randn(n, 768, device=DEVICE).to(dtype) for n in (rows, wide))
+    bias, weight = torch.randn(wide, device=DEVICE).to(dtype), weight / 28
+    expected = F.silu(F.linear(x, weight, bias))
+    result: dict[str, Any] = {
+        "product_ms": _alone_ms(lambda: F.linear(x, weight, bias)),
+        "apart_ms": _alone_ms(lambda: F.silu(F.linear(x, weight, bias), inplace=True)),
+    }
+    for shape in SHAPES:
+        try:
+            found = active_product(x, weight, bias, shape)
+            share = float((found.float() - expected.float()).norm() / expected.float().norm())
+            milliseconds = _alone_ms(partial(active_product, x, weight, bias, shape))
+            result[str(shape)] = {"ms": milliseconds, "difference": share}
+        except Exception as error:
+            result[str(shape)] = str(error)[:200]
+        print(json.dumps(result), flush=True)
+    return result
 
 
 def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
@@ -396,14 +563,15 @@ def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
-    tower,
-    train_by_kernels,
-    encode_variants,
-    shapes_of_kernels,
-    train,
-    encode,
-    train_by_kernels_texts_first,
+    train_now,
+    encode_now,
+    exactness,
     activation_in_product,
+    shapes_of_kernels,
+    train_texts_by_torch,
+    tower,
+    encode,
+    train,
     train_keeping_more,
     train_with_bare,
     train_cudnn,

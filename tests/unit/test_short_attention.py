@@ -16,6 +16,8 @@ from gare.model import GARE, GareConfig
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
 
+from gare.encoders import short_attention_cuda
+
 SHAPES = [(2, 3, 50, 64), (1, 2, 16, 32), (2, 1, 7, 20), (1, 1, 1, 16), (1, 2, 100, 64)]
 
 
@@ -45,6 +47,30 @@ def test_values_and_gradients_are_those_of_torch(
         assert one.grad is not None
         assert other.grad is not None
         assert torch.allclose(one.grad.double(), other.grad, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize(("is_masked", "is_causal"), [(True, False), (False, True), (True, True)])
+def test_places_that_are_not_seen_count_for_nothing(is_masked: bool, is_causal: bool):
+    pictures, places, heads, width = 3, 7, 2, 16
+    packed, gradient = (
+        torch.randn(pictures, places, 3, heads, width),
+        torch.randn(pictures, places, heads, width),
+    )
+    mask = torch.rand(pictures, places) < 0.6
+    mask[:, 0] = True
+    options = {"mask_NP": mask if is_masked else None, "is_causal": is_causal}
+    attended = short_attention_cuda.forward(*packed.permute(2, 0, 3, 1, 4), 0.25, **options)
+    found, sums, again = short_attention_cuda.packed_backward(gradient, packed, 0.25, **options)
+    leaf = packed.clone().requires_grad_()
+    seen = mask[:, None, None] if is_masked else torch.ones(places, places, dtype=torch.bool)
+    seen = seen & torch.ones(places, places, dtype=torch.bool).tril() if is_causal else seen
+    expected = F.scaled_dot_product_attention(*leaf.permute(2, 0, 3, 1, 4), attn_mask=seen, scale=0.25)
+    expected = expected.transpose(1, 2)
+    expected.backward(gradient)
+    assert leaf.grad is not None
+    for one, other in ((attended, expected), (again, expected), (found, leaf.grad)):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(sums, leaf.grad.sum(dim=(0, 1)), atol=1e-4, rtol=1e-4)
 
 
 def test_torch_accepts_both_operators():

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding, attend_by_sums
 from gare.encoders.encoder import ImageFormat
-from gare.encoders.training_layers import can_train, run_training_layers
+from gare.encoders.training_layers import parts_of, run_training_layers, run_up_to_norm
+from gare.interaction.temporal import TemporalTransformer
+from gare.train.gradient_step import _tf32
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
 from gare.encoders import add_norm_cuda, quick_gelu_cuda
@@ -36,19 +38,20 @@ def _values_and_gradients(layers: torch.nn.ModuleList, states: Tensor, output: T
     return [output.detach(), *found]
 
 
-@pytest.mark.parametrize(("number", "programs"), [(1, 1000), (3, 2)])
+@pytest.mark.parametrize(("number", "programs", "rows"), [(1, 1000, 1), (3, 2, 1), (1, 2, 4)])
 def test_values_and_gradients_are_those_of_the_layers(
-    number: int, programs: int, monkeypatch: pytest.MonkeyPatch
+    number: int, programs: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """With as many programs as there are rows, and with two that share them."""
+    """With as many programs as there are rows, with two that share them, and with several rows at once."""
     for kernels in (add_norm_cuda, quick_gelu_cuda):
         monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    monkeypatch.setattr(add_norm_cuda, "ROWS", rows)
     layers = _layers(number=number)
     states = (2 * torch.randn(2, 5, 48)).requires_grad_()
     expected = states
     for layer in layers:
         expected = layer(expected, None)
-    ours = run_training_layers(layers, states, dtype=torch.float32)
+    ours = run_training_layers([parts_of(layer) for layer in layers], states, dtype=torch.float32)
     names = ["output", "states", *dict(layers.named_parameters())]
     pairs = zip(
         _values_and_gradients(layers, states, ours),
@@ -60,6 +63,64 @@ def test_values_and_gradients_are_those_of_the_layers(
         torch.testing.assert_close(
             actual, wanted, atol=2e-4, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_a_norm_after_the_layers_gives_what_a_last_layer_needs():
+    layers, norm = _layers(), torch.nn.LayerNorm(48)
+    with torch.no_grad():
+        norm.weight += 0.3 * torch.randn(48)
+    states = (2 * torch.randn(2, 5, 48)).requires_grad_()
+    inputs = [states, *layers.parameters(), norm.weight, norm.bias]
+    found = [run_up_to_norm([parts_of(layer) for layer in layers], states, norm, dtype=torch.float32)]
+    expected = states
+    for layer in layers:
+        expected = layer(expected, None)
+    found.append((expected[:, :1], norm(expected)))
+    ours, theirs = [
+        [*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(x).cumsum(1) for x in outputs])]
+        for outputs in found
+    ]
+    for actual, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=5e-4, rtol=5e-4)
+
+
+def test_texts_have_the_vectors_and_gradients_they_had():
+    encoder = _tower()
+    token_ids = torch.randint(1, 90, (3, 7))
+    token_ids[:, -1] = 99
+    token_ids[1, 4] = 99
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 5:] = False
+    parameters = list(encoder.text.parameters())
+
+    def gradients(vectors: tuple[Tensor, Tensor]) -> list[Tensor]:
+        text, words = vectors[0], vectors[1][mask]
+        total = (text * torch.linspace(-1, 1, text.shape[1])).sum() + words.square().sum()
+        return [text.detach(), words.detach(), *torch.autograd.grad(total, parameters)]
+
+    parts = [parts_of(layer) for layer in encoder.text.encoder.layers]
+    wanted = gradients(encoder.encode_text(token_ids, mask))
+    actual = gradients(encoder._train_on_tokens(token_ids, mask, parts, dtype=torch.float32))
+    names = ["text", "words", *(name for name, _ in encoder.text.named_parameters())]
+    for name, one, other in zip(names, actual, wanted, strict=True):
+        torch.testing.assert_close(
+            one, other, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_frames_among_each_other_have_the_values_and_gradients_they_had():
+    torch.manual_seed(0)
+    temporal = TemporalTransformer(32, num_layers=2, num_heads=2, max_frames=6)
+    frames, mask = torch.randn(3, 5, 32, requires_grad=True), torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2:] = False
+    hidden = frames + temporal.position[:5]
+    wanted = temporal(frames, mask)[mask]
+    actual = (frames + temporal.train_by_kernels(hidden, mask, dtype=torch.float32))[mask]
+    torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+    inputs = [frames, *temporal.parameters()]
+    pairs = [torch.autograd.grad(x.square().sum(), inputs, allow_unused=True) for x in (actual, wanted)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
 
 
 def _tower(**more: object) -> ClipEncoder:
@@ -88,7 +149,7 @@ def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
         return [features.detach(), *torch.autograd.grad(features, list(encoder.vision.parameters()), weights)]
 
     wanted = gradients(encoder.image_features(encoder.image_format.normalise(bytes_NCHW)))
-    actual = gradients(encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32))
+    actual = gradients(encoder._train_on_bytes(bytes_NCHW, encoder._vision_parts(), dtype=torch.float32))
     for name, one, other in zip(["features", *names], actual, wanted, strict=True):
         torch.testing.assert_close(
             one, other, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
@@ -96,13 +157,13 @@ def test_a_tower_gives_what_it_gave_and_every_parameter_its_gradient():
 
 
 def test_it_is_for_clip_with_nothing_frozen_or_dropped():
-    assert can_train(_tower().vision)
-    assert not can_train(_tower(hidden_act="gelu").vision)
-    assert not can_train(_tower(attention_dropout=0.1).vision)
-    assert not can_train(_tower(image_size=96).vision)  # 145 places
+    assert _tower()._vision_parts() is not None
+    assert _tower(hidden_act="gelu")._vision_parts() is None
+    assert _tower(attention_dropout=0.1)._vision_parts() is None
+    assert _tower(image_size=96)._vision_parts() is None  # 145 places
     frozen = _tower()
     frozen.freeze("image")
-    assert not can_train(frozen.vision)
+    assert frozen._vision_parts() is None
 
 
 @pytest.mark.parametrize(("size", "patch"), [((32, 32), 8), ((30, 28), 14), ((17, 35), 16)])
@@ -117,6 +178,46 @@ def test_patches_of_bytes_are_those_of_the_convolution(size: tuple[int, int], pa
     torch.testing.assert_close(patches.float() @ weight_EX.mT + shift_E, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_attention_of_one_query_by_sums_is_that_of_torch():
+    query, key, value = (torch.randn(2, 3, places, 8, requires_grad=True) for places in (1, 5, 5))
+    pair = (
+        attend_by_sums(query, key, value),
+        torch.nn.functional.scaled_dot_product_attention(query, key, value),
+    )
+    torch.testing.assert_close(*pair)
+    gradients = [torch.autograd.grad(x.square().sum(), (query, key, value)) for x in pair]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_products_are_rounded_within_a_step_alone():
+    before = torch.get_float32_matmul_precision()
+    with _tf32(on=True):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with _tf32(on=False):
+        assert torch.get_float32_matmul_precision() == before
+
+
+@torch.no_grad()
+def test_what_is_before_the_first_product_of_a_tower_is_one_kernel(monkeypatch: pytest.MonkeyPatch):
+    encoder = _tower()
+    patches = encoder.vision.embeddings.patch_embedding.patches_of(
+        torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    ).float()
+    expected = encoder._embed(patches)
+    assert encoder._embed_and_norm(patches)[1] is None  # not on a GPU
+    monkeypatch.setattr("gare.encoders.clip_encoder.has_kernel", lambda _: True)
+    for _ in range(2):
+        states, normed = encoder._embed_and_norm(patches)
+        assert normed is not None
+        torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+        wanted = encoder.vision.encoder.layers[0].layer_norm1(expected)
+        torch.testing.assert_close(normed.float(), wanted, atol=2e-2, rtol=1e-2)
+        encoder.vision.embeddings.position_embedding.weight += 0.5  # is seen
+        expected = encoder._embed(patches)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch.compile looks at it
 def test_compiled_ends_of_a_tower_change_nothing(monkeypatch: pytest.MonkeyPatch):
     encoder = _tower()
@@ -124,7 +225,7 @@ def test_compiled_ends_of_a_tower_change_nothing(monkeypatch: pytest.MonkeyPatch
     parameters = list(encoder.vision.parameters())
 
     def gradients() -> list[Tensor]:
-        features = encoder._train_on_bytes(bytes_NCHW, dtype=torch.float32)
+        features = encoder._train_on_bytes(bytes_NCHW, encoder._vision_parts(), dtype=torch.float32)
         return [features.detach(), *torch.autograd.grad(features.square().sum(), parameters)]
 
     wanted = gradients()

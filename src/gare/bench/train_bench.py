@@ -49,14 +49,15 @@ def benchmark_train(
     compiled: bool,
     chunk_size: int | None,
 ) -> TrainBenchmark:
-    """Random weights and frames: towers in bfloat16 on a GPU, everything after them in float32, AdamW."""
+    """Random weights and frames, AdamW; on a GPU towers in bfloat16, what follows in float32 by tf32."""
     torch.manual_seed(0)
     gare = GARE(model).to(device).train()
     if compiled:
         compile_towers(gare)
     optimizer = build_optimizer(gare, OptimizerConfig())
     batch = _random_batch(gare, batch_size, frames, device)
-    encode = make_encode(gare, autocast=device.type == "cuda")
+    is_gpu = device.type == "cuda"
+    encode = make_encode(gare, autocast=is_gpu)
     alone, objective = Processes(0, 1, device), ObjectiveConfig()
 
     def update() -> None:
@@ -65,7 +66,9 @@ def benchmark_train(
         optimizer.zero_grad(set_to_none=True)
 
     def step() -> None:
-        compute_gradients(gare, batch, objective, alone, encode=encode, chunk_size=chunk_size)
+        compute_gradients(
+            gare, batch, objective, alone, encode=encode, chunk_size=chunk_size, rounds_products=is_gpu
+        )
         update()
 
     def bare_step() -> None:

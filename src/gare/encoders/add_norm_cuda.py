@@ -17,6 +17,8 @@ from torch import Tensor
 
 PROGRAMS = 1056
 """How many share the rows of a backward, each with sums of its own: eight a multiprocessor of an H200."""
+ROWS, STAGES, WARPS = 1, 2, 8
+"""How many rows a program of backward has before it, how many it fetches ahead, and by how many warps."""
 
 
 def add_norm(
@@ -28,10 +30,20 @@ def add_norm(
     *,
     dtype: torch.dtype = torch.bfloat16,
     keeps_sum: bool = True,
+    statistics_R2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """States plus up to two branches in float32, and their norm in `dtype`.
 
     Without branches, or if the sum is not to be kept, the first of the two are the states as they came.
+
+    Args:
+        states: in float32.
+        branches: in any precision.
+        weight_E, bias_E, eps: of the norm.
+        dtype: of the norm's values.
+        keeps_sum: whether the sum is written.
+        statistics_R2: where given, filled with what backward needs of each row: its mean, and one over its
+            standard deviation.
     """
     states_RE = states.reshape(-1, states.shape[-1]).contiguous()
     rows, width = states_RE.shape
@@ -49,14 +61,54 @@ def add_norm(
         bias_E,
         sums_RE,
         normed_RE,
+        states_RE if statistics_R2 is None else statistics_R2,
         eps,
         WIDTH=width,
         BLOCK_E=padded,
         BRANCHES=len(branches),
         KEEPS_SUM=keeps_sum,
+        KEEPS_STATISTICS=statistics_R2 is not None,
         num_warps=_warps(padded),
     )
     return sums_RE.view(states.shape), normed_RE.view(states.shape)
+
+
+def embed_norm(
+    embedded_NSE: Tensor,
+    moved_PE: Tensor,
+    first: tuple[Tensor, Tensor, float],
+    second: tuple[Tensor, Tensor, float],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[Tensor, Tensor]:
+    """The states [N, P, E] before a tower's first layer in float32, and their norm in `dtype`.
+
+    Args:
+        embedded_NSE: the patches' vectors, S = P - 1: the first place has none.
+        moved_PE: what is added to each place, in float32.
+        first: weight, bias and epsilon of the norm that gives the states.
+        second: those of the norm after it.
+        dtype: of the second norm's values.
+    """
+    pictures, (places, width) = len(embedded_NSE), moved_PE.shape
+    states_NPE = moved_PE.new_empty(pictures, places, width)
+    normed_NPE = torch.empty_like(states_NPE, dtype=dtype)
+    padded = triton.next_power_of_2(width)
+    _embed_kernel[(pictures * places,)](
+        embedded_NSE.contiguous(),
+        moved_PE.contiguous(),
+        *first[:2],
+        *second[:2],
+        states_NPE,
+        normed_NPE,
+        first[2],
+        second[2],
+        PLACES=places,
+        WIDTH=width,
+        BLOCK_E=padded,
+        num_warps=_warps(padded),
+    )
+    return states_NPE, normed_NPE
 
 
 class AddNormGradients(NamedTuple):
@@ -78,27 +130,35 @@ def add_norm_backward(
     gradient_RE: Tensor,
     above_RE: Tensor,
     states_RE: Tensor,
-    branch_RE: Tensor | None,
-    norm: tuple[Tensor, Tensor, float],
+    branches: Sequence[Tensor],
+    statistics_R2: Tensor,
+    norm: tuple[Tensor, Tensor],
 ) -> AddNormGradients:
-    """The gradients of states and branch, of which `add_norm` kept nothing else.
+    """The gradients of states and branches, of which `add_norm` kept nothing but its statistics.
 
     Args:
         gradient_RE: of the norm, in the precision of products.
-        above_RE: of the sum, in float32, from what else reads it.
-        norm: its weight, bias and epsilon.
+        above_RE: of the sum, in float32, from what else reads it. If it has fewer rows, it is that of the
+            first of every so many rows, and the others have none.
+        states_RE: as `add_norm` had them.
+        branches: likewise.
+        statistics_R2: what `add_norm` made.
+        norm: its weight and bias.
     """
     rows, width = states_RE.shape
-    weight_E, bias_E, eps = norm
+    weight_E, bias_E = norm
+    one_RE, other_RE = [*branches, states_RE, states_RE][:2]
     states_G = torch.empty_like(states_RE)
     branch_G, normed_RE = torch.empty_like(gradient_RE), torch.empty_like(gradient_RE)
-    programs, padded = min(rows, PROGRAMS), triton.next_power_of_2(width)
+    programs, padded = min(triton.cdiv(rows, ROWS), PROGRAMS), triton.next_power_of_2(width)
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=states_RE.device)
     _backward_kernel[(programs,)](
         gradient_RE,
         above_RE,
         states_RE,
-        states_RE if branch_RE is None else branch_RE,
+        one_RE,
+        other_RE,
+        statistics_R2,
         weight_E,
         bias_E,
         states_G,
@@ -106,11 +166,14 @@ def add_norm_backward(
         normed_RE,
         sums,
         rows,
-        eps,
         WIDTH=width,
         BLOCK_E=padded,
-        HAS_BRANCH=branch_RE is not None,
-        num_warps=_warps(padded),
+        ROWS=ROWS,
+        BRANCHES=len(branches),
+        EVERY=rows // len(above_RE),
+        TURNS=triton.cdiv(rows, programs * ROWS),  # Triton's interpreter wants to know it
+        STAGES=STAGES,
+        num_warps=WARPS if padded >= 1024 else 4,
     )
     return AddNormGradients(states_G, branch_G, normed_RE, *sums.sum(dim=0))
 
@@ -128,11 +191,13 @@ def _kernel(
     bias_ptr,
     sums_ptr,
     normed_ptr,
+    statistics_ptr,
     eps,
     WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BRANCHES: tl.constexpr,
     KEEPS_SUM: tl.constexpr,
+    KEEPS_STATISTICS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * WIDTH  # a large batch has more numbers than 32 bits count
     width = tl.arange(0, BLOCK_E)
@@ -147,10 +212,57 @@ def _kernel(
     mean = tl.sum(states, axis=0) / WIDTH
     centred = tl.where(inside, states - mean, 0.0)
     variance = tl.sum(centred * centred, axis=0) / WIDTH
+    scale = tl.rsqrt(variance + eps)
+    if KEEPS_STATISTICS:
+        statistics = statistics_ptr + 2 * tl.program_id(0)
+        tl.store(statistics, mean)
+        tl.store(statistics + 1, scale)
     weight = tl.load(weight_ptr + width, mask=inside, other=0.0)
     bias = tl.load(bias_ptr + width, mask=inside, other=0.0)
-    normed = centred * tl.rsqrt(variance + eps) * weight + bias
+    normed = centred * scale * weight + bias
     tl.store(normed_ptr + row + width, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm(x, inside, weight_ptr, bias_ptr, width, eps, WIDTH: tl.constexpr):
+    centred = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
+    weight = tl.load(weight_ptr + width, mask=inside, other=0.0)
+    return centred * scale * weight + tl.load(bias_ptr + width, mask=inside, other=0.0)
+
+
+@triton.jit
+def _embed_kernel(
+    embedded_ptr,
+    moved_ptr,
+    weight1_ptr,
+    bias1_ptr,
+    weight2_ptr,
+    bias2_ptr,
+    states_ptr,
+    normed_ptr,
+    eps1,
+    eps2,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    picture, place = (tl.program_id(0) // PLACES).to(tl.int64), tl.program_id(0) % PLACES
+    width = tl.arange(0, BLOCK_E)
+    inside = width < WIDTH
+    patch = embedded_ptr + (picture * (PLACES - 1) + place - 1) * WIDTH
+    states = tl.load(patch + width, mask=inside & (place > 0), other=0.0).to(tl.float32)
+    states += tl.load(moved_ptr + place * WIDTH + width, mask=inside, other=0.0)
+    states = _norm(states, inside, weight1_ptr, bias1_ptr, width, eps1, WIDTH)
+    row = (picture * PLACES + place) * WIDTH
+    tl.store(states_ptr + row + width, states, mask=inside)
+    normed = _norm(states, inside, weight2_ptr, bias2_ptr, width, eps2, WIDTH)
+    tl.store(normed_ptr + row + width, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_pairs(one, other, one_more, other_more):
+    return one + one_more, other + other_more
 
 
 @triton.jit
@@ -158,7 +270,9 @@ def _backward_kernel(
     gradient_ptr,
     above_ptr,
     states_ptr,
-    branch_ptr,
+    one_ptr,
+    other_ptr,
+    statistics_ptr,
     weight_ptr,
     bias_ptr,
     states_out,
@@ -166,44 +280,53 @@ def _backward_kernel(
     normed_out,
     sums_ptr,
     rows,
-    eps,
     WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    HAS_BRANCH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BRANCHES: tl.constexpr,
+    EVERY: tl.constexpr,
+    TURNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    width = tl.arange(0, BLOCK_E)
-    inside = width < WIDTH
-    weight = tl.load(weight_ptr + width, mask=inside, other=0.0)
-    bias = tl.load(bias_ptr + width, mask=inside, other=0.0)
-    by_weight = tl.zeros([BLOCK_E], dtype=tl.float32)
-    by_bias = tl.zeros([BLOCK_E], dtype=tl.float32)
-    by_branch = tl.zeros([BLOCK_E], dtype=tl.float32)
-    number = tl.program_id(0)
-    while number < rows:
-        row = number.to(tl.int64) * WIDTH
-        number += tl.num_programs(0)
-        gradient = tl.load(gradient_ptr + row + width, mask=inside, other=0.0).to(tl.float32)
-        above = tl.load(above_ptr + row + width, mask=inside, other=0.0)
-        states = tl.load(states_ptr + row + width, mask=inside, other=0.0)
-        if HAS_BRANCH:
-            states += tl.load(branch_ptr + row + width, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.sum(states, axis=0) / WIDTH
-        centred = tl.where(inside, states - mean, 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
-        unit = centred * scale
+    width = tl.arange(0, BLOCK_E)[None, :]
+    weight = tl.load(weight_ptr + width, mask=width < WIDTH, other=0.0)
+    bias = tl.load(bias_ptr + width, mask=width < WIDTH, other=0.0)
+    by_weight = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+    by_bias = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+    by_branch = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+    for turn in tl.range(0, TURNS, num_stages=STAGES):
+        first = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (width < WIDTH)
+        place = row.to(tl.int64) * WIDTH + width  # a large batch has more numbers than 32 bits count
+        mean = tl.load(statistics_ptr + 2 * row, mask=row < rows, other=0.0)
+        scale = tl.load(statistics_ptr + 2 * row + 1, mask=row < rows, other=0.0)
+        gradient = tl.load(gradient_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        if EVERY == 1:
+            above = tl.load(above_ptr + place, mask=inside, other=0.0)
+        else:
+            place_above = (row // EVERY).to(tl.int64) * WIDTH + width
+            above = tl.load(above_ptr + place_above, mask=inside & (row % EVERY == 0), other=0.0)
+        states = tl.load(states_ptr + place, mask=inside, other=0.0)
+        if BRANCHES > 0:
+            states += tl.load(one_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        if BRANCHES > 1:
+            states += tl.load(other_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        unit = tl.where(inside, (states - mean) * scale, 0.0)
         by_unit = gradient * weight
-        shared = tl.sum(by_unit * unit, axis=0) / WIDTH
-        by_unit = by_unit - tl.sum(by_unit, axis=0) / WIDTH - unit * shared
-        above += by_unit * scale
-        tl.store(states_out + row + width, above, mask=inside)
-        tl.store(branch_out + row + width, above.to(branch_out.dtype.element_ty), mask=inside)
-        tl.store(
-            normed_out + row + width, (unit * weight + bias).to(normed_out.dtype.element_ty), mask=inside
-        )
+        # Both sums at once: each waits for all warps.
+        shared, total = tl.reduce((by_unit * unit, by_unit), 1, _add_pairs)
+        by_unit = by_unit - total[:, None] / WIDTH - unit * (shared[:, None] / WIDTH)
+        above += tl.where(inside, by_unit * scale, 0.0)
+        tl.store(states_out + place, above, mask=inside)
+        tl.store(branch_out + place, above.to(branch_out.dtype.element_ty), mask=inside)
+        normed = unit * weight + bias
+        tl.store(normed_out + place, normed.to(normed_out.dtype.element_ty), mask=inside)
         by_weight += gradient * unit
         by_bias += gradient
-        by_branch += tl.where(inside, above, 0.0)
-    sums = sums_ptr + tl.program_id(0) * 3 * WIDTH + width
-    tl.store(sums, by_weight, mask=inside)
-    tl.store(sums + WIDTH, by_bias, mask=inside)
-    tl.store(sums + 2 * WIDTH, by_branch, mask=inside)
+        by_branch += above
+    sums = sums_ptr + tl.program_id(0) * 3 * WIDTH + tl.arange(0, BLOCK_E)
+    inside = tl.arange(0, BLOCK_E) < WIDTH
+    tl.store(sums, tl.sum(by_weight, axis=0), mask=inside)
+    tl.store(sums + WIDTH, tl.sum(by_bias, axis=0), mask=inside)
+    tl.store(sums + 2 * WIDTH, tl.sum(by_branch, axis=0), mask=inside)

@@ -110,10 +110,16 @@ class _Bfloat16Layer(nn.Module):
             return super().forward(hidden_states, *more, **named)
         return _sum(*self.advance(hidden_states, ()))
 
-    def advance(self, states_NPE: Tensor, branches: Branches) -> tuple[Tensor, Branches]:
-        """The layer after the sum of states and branches; its result is such a sum again."""
+    def advance(
+        self, states_NPE: Tensor, branches: Branches, normed_NPE: Tensor | None = None
+    ) -> tuple[Tensor, Branches]:
+        """The layer after the sum of states and branches; its result is such a sum again.
+
+        Where the norm of the states is known, it is given, and there are no branches.
+        """
         heads, weights = self.self_attn.num_heads, _weights(self)
-        states_NPE, branches, normed_NPE = _add_norm(states_NPE, branches, self.layer_norm1)
+        if normed_NPE is None:
+            states_NPE, branches, normed_NPE = _add_norm(states_NPE, branches, self.layer_norm1)
         if getattr(self, "GIVES_FIRST_PLACE", False):
             states_NPE, width = states_NPE[:, :1], normed_NPE.shape[-1]
             query = F.linear(normed_NPE[:, :1], weights["qkv"][:width], weights["qkv_bias"][:width])
@@ -137,11 +143,15 @@ Branches = tuple[Tensor, ...]
 """What is still to be added to the states: in bfloat16, at most two."""
 
 
-def run_layers(layers: Iterable[Any], states_NPE: Tensor) -> Tensor:
-    """Layers that were prepared, one after the other: each sum is made by the norm that reads it."""
+def run_layers(layers: Iterable[Any], states_NPE: Tensor, normed_NPE: Tensor | None = None) -> Tensor:
+    """Layers that were prepared, one after the other: each sum is made by the norm that reads it.
+
+    The first layer's first norm may be given.
+    """
     branches: Branches = ()
     for layer in layers:
-        states_NPE, branches = layer.advance(states_NPE, branches)
+        states_NPE, branches = layer.advance(states_NPE, branches, normed_NPE)
+        normed_NPE = None
     return _sum(states_NPE, branches)
 
 
@@ -168,7 +178,7 @@ def _add_norm(
 
     A sum that the next norm can make again need not be kept: on a GPU, writing it takes time.
     """
-    if _has_kernel(states):
+    if has_kernel(states):
         from gare.encoders.add_norm_cuda import add_norm
 
         sums, normed = add_norm(states, branches, norm.weight, norm.bias, norm.eps, keeps_sum=keeps_sum)
@@ -177,7 +187,8 @@ def _add_norm(
     return states, (), norm(states).bfloat16()
 
 
-def _has_kernel(states: Tensor) -> bool:
+def has_kernel(states: Tensor) -> bool:
+    """Whether a sum and its norm are one kernel there."""
     return states.is_cuda and has_triton()
 
 

@@ -15,10 +15,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from gare.encoders import clip_tokenizer
-from gare.encoders.bfloat16_layers import is_on, run_layers
+from gare.encoders.bfloat16_layers import has_kernel, is_on, run_layers
 from gare.encoders.encoder import Encoder, EncoderConfig, ImageFormat
 from gare.encoders.short_attention import has_triton, use_short_attention
-from gare.encoders.training_layers import can_train, run_training_layers
+from gare.encoders.training_layers import (
+    LayerParts,
+    is_bfloat16_step,
+    run_training_layers,
+    run_up_to_norm,
+    trainable_parts,
+)
 from gare.errors import CheckpointError, ConfigError
 from gare.settings import Range
 
@@ -47,8 +53,12 @@ class ClipEncoder(Encoder):
     Config = ClipEncoderConfig
     IMAGE_TOWER, TEXT_TOWER = ("vision",), ("text",)
     config: ClipEncoderConfig
-    trains_by_kernels = False
-    """Whether a training step in bfloat16 on a GPU has its image tower by `training_layers`, where it can."""
+    trains_by_kernels = True
+    """Whether a training step in bfloat16 on a GPU has its towers by `training_layers`, where it can."""
+    trains_texts_by_kernels = True
+    """The same for the text tower alone."""
+    embeds_by_kernel = True
+    """Whether, in encoding on a GPU, what is before the first product is one kernel."""
 
     def __init__(
         self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
@@ -107,6 +117,8 @@ class ClipEncoder(Encoder):
         return token_ids_TW, mask_TW
 
     def encode_text(self, token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+        if (parts := self._text_parts(token_ids_TW)) is not None:
+            return self._train_on_tokens(token_ids_TW, mask_TW, parts)
         # SigLIP was trained to see its padding.
         output = self.text(
             input_ids=token_ids_TW, attention_mask=mask_TW.long() if self.kind == "clip" else None
@@ -123,46 +135,116 @@ class ClipEncoder(Encoder):
             if not torch.is_grad_enabled():
                 if self._has_fast_tower(bytes_NCHW.device):
                     return self._encode_bytes(bytes_NCHW)
-            elif self._trains_by_kernels():
-                return self._train_on_bytes(bytes_NCHW)
+            elif self._trains_by_kernels() and (parts := self._vision_parts()) is not None:
+                return self._train_on_bytes(bytes_NCHW, parts)
         return super().encode_frames(bytes_NCHW)
 
     def _encode_bytes(self, bytes_NCHW: Tensor) -> Tensor:
         """The tower in bfloat16, from bytes to features: what is between its layers is read once."""
         tower = self.vision
-        states_NPE = self._embed(tower.embeddings.patch_embedding.patches_of(bytes_NCHW))
-        states_NPE = run_layers(tower.encoder.layers, states_NPE)
+        patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
+        states_NPE, normed_NPE = self._embed_and_norm(patches_NPX)
+        states_NPE = run_layers(tower.encoder.layers, states_NPE, normed_NPE)
         features_NE: Tensor = tower.post_layernorm(states_NPE[:, 0])
         return features_NE
 
     def _trains_by_kernels(self) -> bool:
         """Whether gradients come from `training_layers`: it is wanted, and this is its kind of step."""
-        is_bfloat16 = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        return self.trains_by_kernels and is_bfloat16 and can_train(self.vision)
+        return self.trains_by_kernels and is_bfloat16_step()
 
-    def _train_on_bytes(self, bytes_NCHW: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def _vision_parts(self) -> list[LayerParts] | None:
+        """All layers but the last, if they can be trained by kernels."""
+        places: int = self.vision.embeddings.position_embedding.num_embeddings
+        return trainable_parts(list(self.vision.encoder.layers)[:-1], places)
+
+    def _text_parts(self, token_ids_TW: Tensor) -> list[LayerParts] | None:
+        """The layers of the text tower, if kernels are to train them."""
+        is_wanted = token_ids_TW.is_cuda and self.kind == "clip" and self.trains_texts_by_kernels
+        if not (is_wanted and self._trains_by_kernels()):
+            return None
+        return trainable_parts(list(self.text.encoder.layers), token_ids_TW.shape[1])
+
+    def _train_on_bytes(
+        self, bytes_NCHW: Tensor, parts: Sequence[LayerParts], *, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
         """The tower with gradients, from bytes to features: all layers but the last by `training_layers`."""
         tower = self.vision
         patches_NPX = tower.embeddings.patch_embedding.patches_of(bytes_NCHW)
         states_NPE = self._embed(patches_NPX.to(dtype))
-        states_NPE = run_training_layers(tower.encoder.layers[:-1], states_NPE, dtype=dtype)
-        return self._finish(states_NPE)
+        norm = tower.encoder.layers[-1].layer_norm1
+        return self._finish(*run_up_to_norm(parts, states_NPE, norm, dtype=dtype))
+
+    def _train_on_tokens(
+        self,
+        token_ids_TW: Tensor,
+        mask_TW: Tensor,
+        parts: Sequence[LayerParts],
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> tuple[Tensor, Tensor]:
+        """The text tower with gradients: all its layers by `training_layers`."""
+        states_TWE = self._embed_tokens(token_ids_TW)
+        states_TWE = run_training_layers(parts, states_TWE, dtype=dtype, mask_NP=mask_TW, is_causal=True)
+        return self._finish_text(states_TWE, token_ids_TW)
+
+    def _embed_tokens(self, token_ids_TW: Tensor) -> Tensor:
+        states_TWE: Tensor = self.text.embeddings(input_ids=token_ids_TW)
+        return states_TWE
+
+    def _finish_text(self, states_TWE: Tensor, token_ids_TW: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of sentences, which are at the end of each, and of words."""
+        normed_TWE = self.text.final_layer_norm(states_TWE)
+        end = self.text.config.eos_token_id
+        is_end_TW = token_ids_TW if end == 2 else token_ids_TW == end  # 2 stands for the largest number
+        rows_T = torch.arange(len(token_ids_TW), device=token_ids_TW.device)
+        last_TE = normed_TWE[rows_T, is_end_TW.int().argmax(dim=-1)]
+        return self.text_projection(last_TE), self.text_projection(normed_TWE)
+
+    def _embed_and_norm(self, patches_NPX: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The states before the first layer; and their norm, where one kernel gives both."""
+        if not (self.embeds_by_kernel and has_kernel(patches_NPX)):
+            return self._embed(patches_NPX), None
+        from gare.encoders.add_norm_cuda import embed_norm
+
+        weight_EX, moved_PE = self._kept_embedding(patches_NPX.dtype)
+        norms = (self.vision.pre_layrnorm, self.vision.encoder.layers[0].layer_norm1)
+        first, second = ((norm.weight, norm.bias, norm.eps) for norm in norms)
+        return embed_norm(nn.functional.linear(patches_NPX, weight_EX), moved_PE, first, second)
+
+    def _kept_embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`_embedding` without gradients: made when it is first needed, and again when it has changed."""
+        embeddings = self.vision.embeddings
+        patch = embeddings.patch_embedding
+        parts = [patch.weight, embeddings.class_embedding, embeddings.position_embedding.weight]
+        parts += [] if patch.bias is None else [patch.bias]
+        version = [dtype, *((part.data_ptr(), part._version) for part in parts)]
+        kept = self.__dict__.get("_embedding_of_bytes")
+        if kept is None or kept[0] != version:
+            kept = (version, tuple(each.detach() for each in self._embedding(dtype)))
+            self.__dict__["_embedding_of_bytes"] = kept
+        found: tuple[Tensor, Tensor] = kept[1]  # type: ignore[assignment]
+        return found
+
+    def _embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What patches of bytes are multiplied by [E, X], in `dtype`; what each place [P, E] is moved by."""
+        embeddings = self.vision.embeddings
+        weight_EX, shift_E = embeddings.patch_embedding.for_bytes(self.image_format)
+        first_E, position_PE = embeddings.class_embedding, embeddings.position_embedding.weight
+        moved_PE = torch.cat([first_E[None], shift_E.expand(len(position_PE) - 1, -1)])
+        return weight_EX.to(dtype), position_PE + moved_PE
 
     def _embed(self, patches_NPX: Tensor) -> Tensor:
         """The states [N, P, E] before the first layer, in float32; the product is in that of the patches."""
-        embeddings = self.vision.embeddings
-        weight_EX, shift_E = embeddings.patch_embedding.for_bytes(self.image_format)
-        embedded_NPE = nn.functional.linear(patches_NPX, weight_EX.to(patches_NPX.dtype))
-        first_E, position_PE = embeddings.class_embedding, embeddings.position_embedding.weight
-        moved_PE = position_PE + torch.cat([first_E[None], shift_E.expand(len(position_PE) - 1, -1)])
+        weight_EX, moved_PE = self._embedding(patches_NPX.dtype)
+        embedded_NPE = nn.functional.linear(patches_NPX, weight_EX)
         states_NPE: Tensor = self.vision.pre_layrnorm(
             nn.functional.pad(embedded_NPE, (0, 0, 1, 0)) + moved_PE
         )
         return states_NPE
 
-    def _finish(self, states_NPE: Tensor) -> Tensor:
-        """Features, from the states before the last layer."""
-        states_N1E = self.vision.encoder.layers[-1].forward(states_NPE)
+    def _finish(self, first_N1E: Tensor, normed_NPE: Tensor) -> Tensor:
+        """Features, from what the last layer has after its first norm."""
+        states_N1E = self.vision.encoder.layers[-1].finish(first_N1E, normed_NPE)
         features_NE: Tensor = self.vision.post_layernorm(states_N1E[:, 0])
         return features_NE
 
@@ -190,13 +272,22 @@ class ClipEncoder(Encoder):
     def compile_towers(self) -> None:
         """Also keep less for backward: of a layer of the image tower, its input and its matrix products."""
         ours: Any = self
-        ours._embed, ours._finish = torch.compile(self._embed), torch.compile(self._finish)
+        for name in ("_embed", "_finish", "_embed_tokens", "_finish_text"):
+            setattr(self, name, torch.compile(getattr(self, name)))
         if not self.vision.is_gradient_checkpointing:  # that keeps less still
             # It warns of operators that work in place; these layers have none.
             logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
             keep_products = partial(create_selective_checkpoint_contexts, _policy)
             self.vision.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_products})
         super().compile_towers()
+        compiled = self.encode_text
+
+        def encode_text(token_ids_TW: Tensor, mask_TW: Tensor) -> tuple[Tensor, Tensor]:
+            if (parts := self._text_parts(token_ids_TW)) is not None:
+                return self._train_on_tokens(token_ids_TW, mask_TW, parts)
+            return compiled(token_ids_TW, mask_TW)
+
+        ours.encode_text = encode_text
 
     def enable_gradient_checkpointing(self) -> None:
         super().enable_gradient_checkpointing()
@@ -288,6 +379,8 @@ class FirstPlaceLayer(nn.Module):
     """
 
     GIVES_FIRST_PLACE = True
+    ATTENDS_BY_SUMS = True
+    """Whether torch.compile makes its attention: kernels for many queries take four times as long for one."""
     layer_norm1: nn.LayerNorm
     layer_norm2: nn.LayerNorm
     self_attn: Any
@@ -300,21 +393,37 @@ class FirstPlaceLayer(nn.Module):
         layer.__class__ = type(f"FirstPlace{kind.__name__}", (FirstPlaceLayer, kind), {})
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        attention, normed_NPE = self.self_attn, self.layer_norm1(hidden_states)
+        return self.finish(hidden_states[:, :1], self.layer_norm1(hidden_states))
+
+    def finish(self, first_N1E: Tensor, normed_NPE: Tensor) -> Tensor:
+        """The layer, from the first place of its input and the norm of all."""
+        attention = self.self_attn
 
         def heads_of(x_NPE: Tensor) -> Tensor:
             x_NHPE: Tensor = x_NPE.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
             return x_NHPE
 
-        attended_NH1E = nn.functional.scaled_dot_product_attention(
-            heads_of(attention.q_proj(normed_NPE[:, :1])),
-            heads_of(attention.k_proj(normed_NPE)),
-            heads_of(attention.v_proj(normed_NPE)),
-            dropout_p=attention.dropout if self.training else 0.0,
-        )
-        states_N1E = hidden_states[:, :1] + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
+        query_NH1E = heads_of(attention.q_proj(normed_NPE[:, :1]))
+        key_NHPE, value_NHPE = heads_of(attention.k_proj(normed_NPE)), heads_of(attention.v_proj(normed_NPE))
+        dropout = attention.dropout if self.training else 0.0
+        if self.ATTENDS_BY_SUMS and not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
+            attended_NH1E = attend_by_sums(query_NH1E, key_NHPE, value_NHPE)
+        else:
+            attended_NH1E = nn.functional.scaled_dot_product_attention(
+                query_NH1E, key_NHPE, value_NHPE, dropout_p=dropout
+            )
+        states_N1E = first_N1E + attention.out_proj(attended_NH1E.transpose(1, 2).flatten(2))
         features_N1E: Tensor = states_N1E + self.mlp(self.layer_norm2(states_N1E))
         return features_N1E
+
+
+def attend_by_sums(query_NH1E: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
+    """Attention of one query, [N, H, 1, E], as sums over what is read once: for torch.compile."""
+    scale = query_NH1E.shape[-1] ** -0.5
+    logits_NHP = (query_NH1E.float() * key_NHPE.float()).sum(dim=-1) * scale
+    weights_NHP1 = logits_NHP.softmax(dim=-1)[..., None]
+    attended_NH1E: Tensor = (weights_NHP1 * value_NHPE.float()).sum(dim=-2, keepdim=True)
+    return attended_NH1E.to(value_NHPE.dtype)
 
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
-ROWS, COLUMNS = 4, 512
+ROWS, COLUMNS = 8, 512
 """The tile a program of backward has before it."""
-PROGRAMS = 176
+PROGRAMS = 88
 """How many share the rows of a backward, for every `COLUMNS` columns. Each keeps sums of its own."""
 
 

@@ -15,12 +15,35 @@ import triton.language as tl
 from torch import Tensor
 
 
-def forward(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float) -> Tensor:
-    """Attended values [N, P, H, E]."""
+def forward(
+    query_NHPE: Tensor,
+    key_NHPE: Tensor,
+    value_NHPE: Tensor,
+    scale: float,
+    *,
+    mask_NP: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Attended values [N, P, H, E].
+
+    Args:
+        query_NHPE, key_NHPE, value_NHPE: of each place.
+        scale: what logits are multiplied by.
+        mask_NP: true where a place is seen, as bool. A place that sees none has any value, but a number.
+        is_causal: whether a place sees itself and what is before it alone.
+    """
     pictures, heads, places, width = query_NHPE.shape
     attended_NPHE = query_NHPE.new_empty(pictures, places, heads, width)
     tensors = (*_side_by_side(query_NHPE, key_NHPE, value_NHPE), attended_NPHE.transpose(1, 2))
-    _forward_kernel[(pictures * heads,)](*tensors, *_strides(tensors), scale, **_sizes(query_NHPE))
+    _forward_kernel[(pictures * heads,)](
+        *tensors,
+        query_NHPE if mask_NP is None else _bytes(mask_NP),
+        *_strides(tensors),
+        scale,
+        **_sizes(query_NHPE),
+        HAS_MASK=mask_NP is not None,
+        IS_CAUSAL=is_causal,
+    )
     return attended_NPHE
 
 
@@ -34,17 +57,24 @@ def backward(
     tensors = (*inputs, query_G.transpose(1, 2))
     _backward_kernel[(pictures * heads,)](
         *inputs,
-        *(query_G, key_G, value_G, query_G, query_G),
+        *(query_G, key_G, value_G, query_G, query_G, query_G),
         *_strides(tensors),
         scale,
         **_sizes(query_NHPE),
         GIVES_MORE=False,
+        HAS_MASK=False,
+        IS_CAUSAL=False,
     )
     return query_G, key_G, value_G
 
 
 def packed_backward(
-    gradient_NPHE: Tensor, packed_NP3HE: Tensor, scale: float
+    gradient_NPHE: Tensor,
+    packed_NP3HE: Tensor,
+    scale: float,
+    *,
+    mask_NP: Tensor | None = None,
+    is_causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value side by side, the sum of these, and the attended values again.
 
@@ -60,12 +90,19 @@ def packed_backward(
     _backward_kernel[(pictures * heads,)](
         *inputs,
         *(query_G, key_G, value_G, attended_NPHE, sums),
+        packed_NP3HE if mask_NP is None else _bytes(mask_NP),
         *_strides((*inputs, query_G)),
         scale,
         **_sizes(query_NHPE),
         GIVES_MORE=True,
+        HAS_MASK=mask_NP is not None,
+        IS_CAUSAL=is_causal,
     )
     return packed_G, sums.sum(dim=0), attended_NPHE
+
+
+def _bytes(mask_NP: Tensor) -> Tensor:
+    return mask_NP.contiguous().view(torch.uint8)
 
 
 def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -98,9 +135,23 @@ def _load(base, picture, head, by_picture, by_head, by_place, place, width, insi
 
 
 @triton.jit
-def _weights(query, key, place, scale, PLACES: tl.constexpr):
+def _weights(
+    query,
+    key,
+    place,
+    scale,
+    mask_ptr,
+    PLACES: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+):
     """The softmax of a row for each query; keys that are padding weigh nothing."""
     logits = tl.dot(query, tl.trans(key)) * scale
+    if HAS_MASK:
+        is_seen = tl.load(mask_ptr + place, mask=place < PLACES, other=0) != 0
+        logits = tl.where(is_seen[None, :], logits, -1e30)
+    if IS_CAUSAL:
+        logits = tl.where(place[None, :] <= place[:, None], logits, -1e30)
     logits = tl.where(place[None, :] < PLACES, logits, float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     return powers / tl.sum(powers, axis=1)[:, None]
@@ -112,6 +163,7 @@ def _forward_kernel(
     key_ptr,
     value_ptr,
     out_ptr,
+    mask_ptr,
     query_n,
     query_h,
     query_p,
@@ -130,6 +182,8 @@ def _forward_kernel(
     WIDTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
 ):
     picture = (tl.program_id(0) // HEADS).to(tl.int64)  # a large batch has more numbers than 32 bits count
     head = tl.program_id(0) % HEADS
@@ -138,7 +192,7 @@ def _forward_kernel(
     query = _load(query_ptr, picture, head, query_n, query_h, query_p, place, width, inside)
     key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside)
     value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside)
-    weights = _weights(query, key, place, scale, PLACES)
+    weights = _weights(query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL)
     attended = tl.dot(weights.to(value.dtype), value)
     out = out_ptr + picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
     tl.store(out, attended.to(value.dtype), mask=inside)
@@ -155,6 +209,7 @@ def _backward_kernel(
     value_out,
     attended_out,
     sums_out,
+    mask_ptr,
     query_n,
     query_h,
     query_p,
@@ -177,6 +232,8 @@ def _backward_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_E: tl.constexpr,
     GIVES_MORE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
 ):
     picture = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
@@ -188,7 +245,7 @@ def _backward_kernel(
     gradient = _load(gradient_ptr, picture, head, gradient_n, gradient_h, gradient_p, place, width, inside)
     out = picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
 
-    weights = _weights(query, key, place, scale, PLACES)
+    weights = _weights(query, key, place, scale, mask_ptr + picture * PLACES, PLACES, HAS_MASK, IS_CAUSAL)
     rounded = weights.to(value.dtype)
     # A query that is padding gets no gradient, nor does what it attends to: its row of `gradient` is zero.
     sums = sums_out + (3 * picture * HEADS + head) * WIDTH + width

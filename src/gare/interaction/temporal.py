@@ -5,15 +5,22 @@ Shapes: V videos, F frames, D embedding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from gare.encoders.training_layers import LayerParts, can_train, is_bfloat16_step, run_training_layers
 
 LAYER_NORM_EPS = 1e-12  # as in the released code; CLIP's own towers use 1e-5
 
 
 class TemporalTransformer(nn.Module):
     """frames + transformer(frames + positions): pre-norm layers, padding masked out of the attention."""
+
+    trains_by_kernels = True
+    """Whether a training step in bfloat16 on a GPU is by `encoders/training_layers.py`, where it can."""
 
     def __init__(self, dim: int, *, num_layers: int, num_heads: int, max_frames: int) -> None:
         super().__init__()
@@ -28,9 +35,31 @@ class TemporalTransformer(nn.Module):
                 f"sample fewer frames or build the model with temporal.max_frames={num_frames}"
             )
         hidden_VFD = frames_VFD + self.position[:num_frames]
+        if self._is_for_kernels(hidden_VFD, mask_VF):
+            return frames_VFD + self.train_by_kernels(hidden_VFD, mask_VF)
         for layer in self.layers:
             hidden_VFD = layer(hidden_VFD, mask_VF)
         return frames_VFD + hidden_VFD
+
+    def _is_for_kernels(self, hidden_VFD: Tensor, mask_VF: Tensor) -> bool:
+        return (
+            self.trains_by_kernels
+            and hidden_VFD.is_cuda
+            and is_bfloat16_step()
+            and mask_VF.ndim == 2
+            and hidden_VFD.dtype == torch.float32
+            and can_train(self._parts(), hidden_VFD.shape[1])
+        )
+
+    def train_by_kernels(
+        self, hidden_VFD: Tensor, mask_VF: Tensor, *, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
+        """All layers, with gradients, by the kernels of `encoders/training_layers.py`."""
+        return run_training_layers(self._parts(), hidden_VFD, dtype=dtype, mask_NP=mask_VF)
+
+    def _parts(self) -> list[LayerParts]:
+        layers: Any = self.layers
+        return [layer.parts() for layer in layers]
 
 
 class TemporalLayer(nn.Module):
@@ -65,6 +94,17 @@ class TemporalLayer(nn.Module):
         hidden = self.expand(self.norm2(x_VFD))
         contracted: Tensor = self.contract(hidden * torch.sigmoid(1.702 * hidden))  # CLIP's quick GELU
         return x_VFD + contracted
+
+    def parts(self) -> LayerParts:
+        """What the layer is made of."""
+        norm1, norm2, out = self.norm1, self.norm2, self.attention_out
+        parameters = [
+            *(norm1.weight, norm1.bias, norm2.weight, norm2.bias),
+            *(*self.attention_in.weight.chunk(3), *self.attention_in.bias.chunk(3)),
+            *(out.weight, out.bias, self.expand.weight, self.expand.bias),
+            *(self.contract.weight, self.contract.bias),
+        ]
+        return LayerParts(parameters, self.num_heads, norm1.eps, norm2.eps)
 
 
 def default_heads(dim: int) -> int:

@@ -259,9 +259,10 @@ class GARE(
         self._check_frames(frames_VFCHW, mask_VF)
         if frames_VFCHW.dtype != torch.uint8:
             raise ValueError(f"frames must be bytes, got {frames_VFCHW.dtype}; video_features takes floats")
-        frames_VFCHW, mask_VF = frames_VFCHW.to(self.device), mask_VF.to(self.device)
         if self.interaction.masks_padding:
+            frames_VFCHW = frames_VFCHW.to(self.device)
             return self._features_of_shown(self.encoder.encode_frames, frames_VFCHW, mask_VF)
+        frames_VFCHW, mask_VF = frames_VFCHW.to(self.device), mask_VF.to(self.device)
         pixels_VFCHW = self.encoder.image_format.normalise(frames_VFCHW)
         pixels_VFCHW.masked_fill_(~mask_VF.bool()[:, :, None, None, None], 0)
         return self.video_features(pixels_VFCHW, mask_VF)
@@ -301,10 +302,12 @@ class GARE(
     ) -> VideoFeatures:
         """Features of the frames that the tower must see; zeros for the others."""
         frames_NCHW = frames_VFCHW.flatten(0, 1)
-        shown_K = self._frames_to_encode(mask_VF)
+        # Counted where the mask is: asking a GPU would wait for it.
+        shown_K, mask_VF = self._frames_to_encode(mask_VF), mask_VF.to(self.device)
         if shown_K is None:
             features_NE = tower(frames_NCHW)
         else:
+            shown_K = shown_K.to(self.device)
             features_KE = tower(frames_NCHW[shown_K])
             empty_NE = features_KE.new_zeros(len(frames_NCHW), features_KE.shape[1])
             features_NE = empty_NE.index_copy(0, shown_K, features_KE)
@@ -323,7 +326,7 @@ class GARE(
         total = len(is_padding_N)
         num_real = total - int(is_padding_N.sum())
         # A compiled tower is compiled for every number of frames: on a GPU, few different ones.
-        together = 512 if mask_VF.is_cuda else 1
+        together = 512 if self.device.type == "cuda" else 1
         num_shown = min(total, -(-max(num_real, 1) // together) * together)
         return None if num_shown == total else is_padding_N.int().argsort(stable=True)[:num_shown]
 

@@ -136,6 +136,7 @@ def train(
                         interaction_seed=mix_seeds(config.seed, step, -1),
                         average_towers=config.numerics == "released",
                         teacher_logits_TV=None if teachers is None else teachers(batch),
+                        rounds_products=config.precision == "bfloat16",
                     )
                     norm = nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
                     _refuse_not_finite(loss, norm, batch, source, model, step)
