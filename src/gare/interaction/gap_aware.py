@@ -54,6 +54,14 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+@cache
+def _kernels() -> Any:
+    """Imported when first used, for it imports Triton."""
+    from gare.interaction import gap_aware_cuda
+
+    return gap_aware_cuda
+
+
 @dataclass(frozen=True)
 class GapAwareConfig(InteractionConfig):
     """GARE's settings; most are ablation axes of the paper."""
@@ -270,9 +278,8 @@ class GapAware(Interaction):
         return not (torch.is_grad_enabled() and needs_grad) and self._has_kernel(cards.video)
 
     def _score_fused(self, text: TextFeatures, cards: GapAwareCards) -> Tensor:
-        from gare.interaction import gap_aware_cuda
-
-        return gap_aware_cuda.score(text.text_TD, cards, self.config)
+        scores_TV: Tensor = _kernels().score(text.text_TD, cards, self.config)
+        return scores_TV
 
     def for_search(self) -> GapAware:
         """The same interaction with the net's matrices multiplied out: four products a pair, not six."""
