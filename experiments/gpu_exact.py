@@ -287,6 +287,7 @@ def choose(kernel: Any, shapes: list[Any]) -> None:
     kernel.configs = shapes
     kernel.cache.clear()
     kernel_calls_cuda._chosen.clear()
+    kernel_calls_cuda._compiled.clear()
 
 
 def shapes_ms(made: ResidentRun) -> dict[str, Any]:

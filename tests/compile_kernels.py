@@ -152,6 +152,10 @@ def scores(shape: tuple[int, ...], *, is_few: bool) -> dict:
         "POOL_MEAN": False,
         "MASK_FRAMES": True,
         "SQUARE_FLOOR": 1e-16,
+        "WARM": gap_aware_cuda.WARM,
+        "HOIST": gap_aware_cuda.HOIST,
+        "NUMBERS": gap_aware_cuda.FEW_NUMBERS if is_few else "kernel",
+        "REGS": gap_aware_cuda.REGS and not is_few,
         **config.kwargs,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

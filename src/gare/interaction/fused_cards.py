@@ -5,6 +5,7 @@ Shapes: V videos, F frames, H heads, A = H × F atoms, D embedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,10 @@ class FusedCards:
     """Rows and matrices of each video, its frames padded to a power of two."""
 
     rows_VR: Tensor
-    """float32. Over the atoms: bias of the logit (−∞ where nothing is attended), key·mean, the linear part of
-    LN3, atom·scaled, atom·fixed. Over the frames: bias of the pooling logit, weight in the mean, one if real,
-    frame·scaled, frame·fixed, weight in the mean of unit frames. Then the variance of the mean frame, the
-    mean of its numbers, and what the five matrices were divided by."""
+    """float32. Over the atoms: bias of the logit to base two (−∞ where nothing is attended), key·mean, the
+    linear part of LN3, atom·scaled, atom·fixed. Over the frames: bias of the pooling logit, weight in the
+    mean, one if real, frame·scaled, frame·fixed, weight in the mean of unit frames. Then the variance of the
+    mean frame, the mean of its numbers, and what the five matrices were divided by."""
     forms_VG: Tensor
     """For LN2, for LN3, of the atoms, atoms × frames, of the frames: each divided by its largest number, in
     half precision where the vectors are."""
@@ -82,7 +83,7 @@ def fuse(cards: GapAwareCards) -> FusedCards:
     largest = [form_VG.abs().amax(dim=1, keepdim=True).clamp_min(1e-30) for form_VG in forms]
     stored = torch.float16 if owner.key_OAD.dtype in (torch.float16, torch.bfloat16) else torch.float32
     rows = [
-        atoms_row(owner.key_bias_OA.masked_fill(~attended_VA, -torch.inf), -torch.inf),
+        atoms_row(owner.key_bias_OA.masked_fill(~attended_VA, -torch.inf) * math.log2(math.e), -torch.inf),
         atoms_row(owner.own.key_mean_VA),
         atoms_row(owner.linear3_OA),
         atoms_row(owner.atom_scaled_OA),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -46,6 +47,19 @@ from gare.types import FrameWeights, PairScores, TextFeatures, VideoFeatures
 
 KERNEL_POOLINGS = ("mean", "text_conditioned")
 """What `gap_aware_cuda.py` can pool with. Another pooling is scored by plain torch."""
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _kernels() -> Any:
+    """Imported when first used, for it imports Triton."""
+    from gare.interaction import gap_aware_cuda
+
+    return gap_aware_cuda
 
 
 @dataclass(frozen=True)
@@ -255,18 +269,17 @@ class GapAware(Interaction):
             and config.query != "paper_text"
             and config.pooling in KERNEL_POOLINGS
             and can_fuse(frames_VFD.shape[1], config.num_heads)
-            and find_spec("triton") is not None
+            and _has_triton()
         )
 
     def _kernel_fits(self, text: TextFeatures, cards: GapAwareCards) -> bool:
         """Whether the kernel can score this block, which no gradient is wanted of."""
         needs_grad = text.text_TD.requires_grad or cards.pool.gram_VFF.requires_grad
-        return self._has_kernel(cards.video) and not (torch.is_grad_enabled() and needs_grad)
+        return not (torch.is_grad_enabled() and needs_grad) and self._has_kernel(cards.video)
 
     def _score_fused(self, text: TextFeatures, cards: GapAwareCards) -> Tensor:
-        from gare.interaction import gap_aware_cuda
-
-        return gap_aware_cuda.score(text.text_TD, cards, self.config)
+        scores_TV: Tensor = _kernels().score(text.text_TD, cards, self.config)
+        return scores_TV
 
     def for_search(self) -> GapAware:
         """The same interaction with the net's matrices multiplied out: four products a pair, not six."""

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 _log = logging.getLogger("gare.interaction")
 _MOST_GRAPHS = 8
 
 _chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # what the autotuner chose, by kernel and kind of call
-_compiled: dict[tuple[Any, ...], Any] = {}  # kernels as they were launched, by all that they are compiled for
+_compiled: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
+"""Kernels as they were launched, with their constants, by all that they are compiled for."""
 
 
 def launch(
@@ -40,7 +42,18 @@ def launch(
         kind: what the autotuner looks at besides the constants.
         options: warps and stages, where no autotuner chooses them.
     """
-    known = (kernel, tensors[0].dtype, tensors[0].device, *kind, *constants.values())
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    is_aligned = not any([address & 15 for address in addresses])
+    known = (id(kernel), tensors[0].dtype, tensors[0].device, *kind, *constants.values())
+    special = (*known, *options.values(), *[_specialised(number) for number in numbers])
+    compiled, all_constants = _compiled.get(special, (None, constants)) if is_aligned else (None, constants)
+    if compiled is not None:
+        # Addresses are taken as they are, whereas of a tensor the launcher asks the driver where it lies.
+        compiled.run(
+            num_programs(all_constants), 1, 1, _stream(), compiled.function, compiled.packed_metadata,
+            None, None, None, *addresses, *numbers, *all_constants.values(),
+        )  # fmt: skip
+        return
     shape: dict[str, Any] = {}
     if isinstance(kernel, Autotuner):
         found = _chosen.get(known)
@@ -52,23 +65,21 @@ def launch(
         shape = {name: value for name, value in found.items() if name in kernel.arg_names}
         options = {name: value for name, value in found.items() if name not in shape}
     constants = constants | shape
-    grid = num_programs(constants)
-    is_aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
-    special = (*known, *shape.values(), *options.values(), *map(_specialised, numbers))
-    compiled = _compiled.get(special) if is_aligned else None
-    if compiled is not None:
-        compiled[(grid, 1, 1)](*tensors, *numbers, *constants.values())
-        return
-    compiled = kernel[(grid,)](*tensors, *numbers, **constants, **options)
+    compiled = kernel[(num_programs(constants),)](*tensors, *numbers, **constants, **options)
     if is_aligned and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
-        _compiled[special] = compiled
+        _compiled[special] = (compiled, constants)
+
+
+def _stream() -> int:
+    device = driver.active.get_current_device()
+    return int(driver.active.get_current_stream(device))
 
 
 def _specialised(number: int | float) -> int:
     """What Triton compiles a number for: floats alike, ones apart, multiples of 16, those of eight bytes."""
-    if isinstance(number, float):
+    if number.__class__ is float:
         return 0
-    return (number == 1) + 2 * (number % 16 == 0) + 4 * (number >= 2**31)
+    return (number == 1) + 2 * (not number % 16) + 4 * (number >= 2**31)
 
 
 class Replayed:

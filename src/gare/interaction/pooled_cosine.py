@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -62,7 +63,7 @@ class PooledCards(ScoreCards):
 
     pool: PoolCard
 
-    @property
+    @cached_property
     def video(self) -> VideoFeatures:
         return VideoFeatures(self.pool.frames_VFD, self.pool.mask_VF)
 
