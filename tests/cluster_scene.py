@@ -58,14 +58,14 @@ class Scene:
         """Whether a worker has left this sign: `died-between`, `refused` …"""
         return (self.signs / sign).exists()
 
-    def index(self, *, dies: Sequence[str] = (), **more: Any) -> IndexReport:
+    def index(self, *, dies: Sequence[str] = (), lease_s: float = LEASE_S, **more: Any) -> IndexReport:
         with Library.open(self.uri) as library:
             return index_on_cluster(
                 library,
                 [self.source],
                 options=OPTIONS,
                 files_per_shard=2,
-                lease_s=LEASE_S,
+                lease_s=lease_s,
                 worker_type=partial(WatchedWorker, signs=self.signs, dies=dies),
                 **more,
             )

@@ -27,8 +27,14 @@ from typing import IO, Any
 IMPORTED = (
     "numpy",
     "torch",
+    "torch._dynamo",  # every optimizer imports it, which takes longer than torch itself
+    "torch.utils.tensorboard",
     "gare.cli.main",
+    "gare.cli.score_options",
+    "gare.interaction.peers",
     "gare.library.library",
+    "gare.library.search.resident_search",
+    "gare.library.store.lance_store",
     "gare.serve.app",
     "gare.serve.http_server",
     "gare.train",

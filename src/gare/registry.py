@@ -10,6 +10,7 @@ The table itself is a dict literal in the package it belongs to. Others add to i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -24,6 +25,7 @@ class Registry(Generic[Entry]):
     Args:
         kind: what an entry is called in messages, "interaction".
         entries: what the package itself brings.
+        more: a module that registers others when it is imported, which is when names are first looked up.
 
     Entry points are looked up in the group `gare.<kind>s` when a name is not in the table.
 
@@ -38,18 +40,21 @@ class Registry(Generic[Entry]):
     gare.errors.ConfigError: there is no shape 'star'; there are: circle, square
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, Entry], *, more: str = "") -> None:
         self.kind, self.group = kind, f"gare.{kind.replace(' ', '_')}s"
         self._entries = dict(entries)
+        self._more = more
 
     def register(self, name: str, entry: Entry) -> Entry:
         """Add an entry under a name that is still free."""
+        self._load_more()
         if name in self._entries and self._entries[name] is not entry:
             raise ValueError(f"there is already {_a(self.kind)} '{name}'; choose another name")
         self._entries[name] = entry
         return entry
 
     def __getitem__(self, name: str) -> Entry:
+        self._load_more()
         if name not in self._entries:
             offered = self._offered().get(name)
             if offered is None:
@@ -58,13 +63,20 @@ class Registry(Generic[Entry]):
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
+        self._load_more()
         return name in self._entries or name in self._offered()
 
     def __iter__(self) -> Iterator[str]:
+        self._load_more()
         return iter(dict.fromkeys([*self._entries, *sorted(self._offered())]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def _load_more(self) -> None:
+        if self._more:
+            import_module(self._more)
+            self._more = ""
 
     def _load(self, point: EntryPoint) -> Entry:
         try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from filelock import FileLock
 
 from browser import chromium
+from gare.library.sample_videos import make_sample
 from serve_library import Served, make_film_library, make_served
 from serve_process import PATIENT, ServeProcess
 from servers import HANG_S, Postgres, SeaweedFS, server_folder
@@ -18,6 +23,17 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NewLibrary = Callable[[str], str]
+CopySample = Callable[[Path], object]
+
+
+@pytest.fixture(scope="session")
+def copy_sample(tmp_path_factory: pytest.TempPathFactory) -> CopySample:
+    """Puts the sample videos of `gare demo` into a folder; they are made once for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sample-videos"
+    with FileLock(f"{made}.lock"):
+        make_sample(made)
+    return lambda folder: shutil.copytree(made, folder)
 
 
 @pytest.fixture(scope="session")

@@ -148,6 +148,7 @@ def test_the_report_is_whole_and_needs_no_network(report):
     assert "not measured" not in text
 
 
+@pytest.mark.usefixtures("without_pdf")
 def test_what_is_measured_is_kept_and_force_measures_again(runs, report):
     arguments = ("analyze", runs / "probed" / "last", "--data", runs / "data", "--frames", 3, "--out", report)
     both = ("--baseline", runs / "baseline" / "last", "--only", "tension", "--json")
@@ -161,6 +162,7 @@ def test_what_is_measured_is_kept_and_force_measures_again(runs, report):
     assert json.loads(forced.stdout)["numbers"] == values["numbers"]
 
 
+@pytest.mark.usefixtures("without_pdf")
 def test_false_negatives_alone_leave_a_report_as_it_is(runs, tmp_path):
     (tmp_path / "report.html").write_text("the whole report")
     result = gare(

@@ -28,9 +28,11 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the README is followed from top to bottom."""
-    return tmp_path_factory.mktemp("readme")
+def folder(tmp_path_factory, copy_sample):
+    """Where the README is followed from top to bottom; test_serve_demo.py has the sample videos made."""
+    folder = tmp_path_factory.mktemp("readme")
+    copy_sample(folder / "sample")
+    return folder
 
 
 @pytest.mark.parametrize("command", commands())

@@ -108,6 +108,12 @@ def rested(machines: Machines) -> Iterator[None]:
                 end_actor(actor)
 
 
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who watches a run looks ten times a second, so that a test goes on as soon as it can."""
+    monkeypatch.setattr("gare.cluster.index_cluster._LOOK_S", 0.1)
+
+
 @pytest.fixture
 def scene(
     request: pytest.FixtureRequest, place: Path, new_library: Callable[[str], str], tmp_path: Path
@@ -196,7 +202,7 @@ def test_the_driver_is_killed_and_the_cluster_goes_on(
 
 
 def _is_finished(scene: Scene) -> bool:
-    time.sleep(1.0)
+    time.sleep(0.2)
     status = scene.status()
     return status is not None and status.run.state == "finished"
 
@@ -406,7 +412,7 @@ def test_a_supervisor_that_cannot_start_is_an_error(
     monkeypatch.setattr("gare.cluster.index_cluster.Supervisor", Broken)
     monkeypatch.setattr("gare.cluster.index_cluster._TROUBLE_S", 1.0)
     with pytest.raises(ClusterError, match="cannot work on this library: "):
-        scene.index()
+        scene.index(lease_s=1.0)  # for so long, trouble is forgiven; there is no worker to lose its lease
 
 
 def test_a_supervisor_that_is_slow_to_answer_is_waited_for(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from gare.train import Observer, RunConfig, train
 from ray_machines import Machines
 from servers import HANG_S, free_port
 from toy_data import recipe, write_dataset
-from warm import run_gare
+from warm import WarmProcess, run_gare
 
 CPU = torch.device("cpu")
 NUM_STEPS, LAST_STEP_OF_THE_LOST = 8, 3
@@ -56,21 +55,21 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_node(
     rank: int, port: int, alone: Path, out: Path, *more: str, program: Sequence[str] = ("-m", "gare")
-) -> subprocess.Popen[bytes]:
-    """The launcher of one node."""
+) -> WarmProcess:
+    """The launcher of one node, which is torchrun."""
     launch = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
     launch += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = ["train", str(alone / "config.toml"), "--out", str(out), "--device", "cpu", *more]
     with open(f"{out}-{rank}.log", "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *launch, *program, *command],
+        return WarmProcess(
+            ["-c", "from torch.distributed.run import main; main()", *launch, *program, *command],
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
 
-def end(node: subprocess.Popen[bytes]) -> None:
+def end(node: WarmProcess) -> None:
     """End a launcher that is still there, with its worker, which has a session of its own."""
     if node.poll() is None:
         lists = Path(f"/proc/{node.pid}/task").glob("*/children")

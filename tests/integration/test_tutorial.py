@@ -24,8 +24,11 @@ PROGRAMS = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("tutorial")
+def folder(tmp_path_factory, copy_sample) -> Path:
+    """`gare demo` finds its videos there; test_serve_demo.py has it make them."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    copy_sample(folder / "sample")
+    return folder
 
 
 def run(command: str, folder: Path) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import gare
-from gare.library.sample_videos import make_sample
 
 ENOUGH = 16  # the goal; the weights find 18, and one may tip over on another processor
 FORTY = Path(__file__).parents[2] / "experiments" / "ordinary_queries.csv"
@@ -40,9 +39,9 @@ QUERIES = {
 
 
 @pytest.fixture(scope="module")
-def library(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> gare.Library:
+def library(shared: Path, tmp_path_factory: pytest.TempPathFactory, copy_sample) -> gare.Library:
     folder = tmp_path_factory.mktemp("twenty")
-    make_sample(folder / "sample")
+    copy_sample(folder / "sample")
     library = gare.Library.open(folder / "library")
     report = library.index(folder / "sample", shared / "data" / "clips")
     assert report.new == 19 + 22, report

@@ -48,7 +48,7 @@ def printed(grid, protocol, names=("R@1", "R@5", "R@10", "MnR")):
 def test_the_choice_that_was_made_is_found(changes):
     grid = ProtocolGrid(make_table(), torch.arange(20))
     reported = parse_reported(printed(grid, Protocol(**changes)))
-    found = explain(GridCandidates(grid, MAIN_MEASURES), reported, "text_to_video")
+    found = explain(GridCandidates(grid, MAIN_MEASURES), reported, "text_to_video", most_changes=2)
     assert not found.base.matches
     assert changes in [tried.changes for tried in found.matches]
     assert found.nearest.matches
@@ -59,7 +59,10 @@ def test_a_number_that_nothing_gives_is_left_unexplained():
     grid = ProtocolGrid(make_table())
     base = Measure.named("R@1").of_ranks(grid.measure(Protocol()).ranks)
     found = explain(
-        GridCandidates(grid, MAIN_MEASURES), parse_reported("R@1=99.99,R@5=99.99"), "text_to_video"
+        GridCandidates(grid, MAIN_MEASURES),
+        parse_reported("R@1=99.99,R@5=99.99"),
+        "text_to_video",
+        most_changes=2,
     )
     assert found.matches == []
     assert found.base.remains == pytest.approx(0.9999 - base)
@@ -71,7 +74,7 @@ def test_a_number_that_nothing_gives_is_left_unexplained():
 def test_a_single_number_says_how_many_protocols_match_it():
     grid = ProtocolGrid(make_table())
     reported = parse_reported(printed(grid, Protocol(rescoring="dsl"), names=("R@1",)))
-    found = explain(GridCandidates(grid, MAIN_MEASURES), reported, "text_to_video")
+    found = explain(GridCandidates(grid, MAIN_MEASURES), reported, "text_to_video", most_changes=2)
     matching = sum(tried.matches for tried in found.tried)
     assert f"{matching:,} of {len(found.tried):,} protocols match" in explanation_markdown(found)
     assert found.interval.low < found.base.numbers["R@1"] < found.interval.high
@@ -93,7 +96,10 @@ def test_a_results_file_explains_by_what_it_holds():
     back = result.video_to_text.by_ties["pessimistic"]
     reported = parse_reported(f"R@1={100 * back.recall_at_1:.2f},MnR={back.mean_rank:.3f}")
     found = explain(
-        ResultCandidates(result, (Measure.named("R@1"), Measure.named("MnR"))), reported, "text_to_video"
+        ResultCandidates(result, (Measure.named("R@1"), Measure.named("MnR"))),
+        reported,
+        "text_to_video",
+        most_changes=2,
     )
     assert {"direction": "video_to_text"} in [tried.changes for tried in found.matches]
 

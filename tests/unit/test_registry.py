@@ -28,6 +28,17 @@ def test_an_entry_point_that_does_not_load_names_its_package(tmp_path, monkeypat
         Registry("shape", {})["hex"]
 
 
+def test_a_module_that_registers_more_is_imported_when_names_are_looked_up(tmp_path, monkeypatch):
+    shapes = Registry("shape", {"circle": 0}, more="more_shapes")
+    monkeypatch.setitem(sys.modules, "the_shapes", shapes)
+    (tmp_path / "more_shapes.py").write_text("import the_shapes\nthe_shapes.register('square', 4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "more_shapes" not in sys.modules
+    with pytest.raises(ValueError, match="already a shape 'square'"):
+        shapes.register("square", 5)
+    assert list(shapes) == ["circle", "square"]
+
+
 def test_a_name_is_given_once():
     shapes = Registry("shape", {"circle": 0})
     assert shapes.register("circle", 0) == 0

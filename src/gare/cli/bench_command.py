@@ -6,32 +6,27 @@ import dataclasses
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from gare.bench.bench_timing import describe_device
-from gare.bench.exact_bench import ExactBenchmark
 from gare.bench.measured_constants import remember_constants
-from gare.bench.replica_bench import ReplicaBenchmark
-from gare.bench.scoring_bench import ScoringBenchmark, benchmark_scoring
 from gare.cli.bench_moments_command import moments
 from gare.cli.options import choose_device
 from gare.extras import require
-from gare.model import GareConfig
+
+if TYPE_CHECKING:
+    from gare.bench.exact_bench import ExactBenchmark
+    from gare.bench.replica_bench import ReplicaBenchmark
+    from gare.bench.scoring_bench import ScoringBenchmark
 
 app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
 app.command()(moments)
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-KEY_DTYPES = {"int8": torch.int8, "int16": torch.int16} | DTYPES
+DTYPES = ("float32", "float64", "bfloat16", "float16")  # as torch calls them
+KEY_DTYPES = ("int8", "int16", *DTYPES)
 
 
 @app.callback()
@@ -59,10 +54,14 @@ def scoring(
     """
     if dtype not in DTYPES:
         raise typer.BadParameter(f"'{dtype}' is not one of {', '.join(DTYPES)}", param_hint="--dtype")
+    import torch
+
+    from gare.bench.scoring_bench import benchmark_scoring
+
     chosen = choose_device(device)
     with Console(stderr=True).status(f"scoring {texts} texts × {videos} videos on {chosen} …"):
         result = benchmark_scoring(
-            texts=texts, videos=videos, frames=frames, dim=dim, dtype=DTYPES[dtype], device=chosen
+            texts=texts, videos=videos, frames=frames, dim=dim, dtype=getattr(torch, dtype), device=chosen
         )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
@@ -91,6 +90,7 @@ def train(
         gare bench train --encoder tiny --batch-size 8 --frames 2 --no-compile --json
     """
     from gare.bench.train_bench import benchmark_train
+    from gare.model import GareConfig
 
     config = GareConfig.load({"encoder": {"name": encoder}, "interaction": {"pooling": "text_conditioned"}})
     chosen = choose_device(device)
@@ -247,15 +247,17 @@ def exact(
 
         gare bench exact --items 1000000 --queries 16 --check 0 --device cuda --json
     """
-    from gare.bench.exact_bench import ExactCase, benchmark_exact, compare_library
-
     for value, choices, name in (
         (pooling, ("mean", "text_conditioned"), "--pooling"),
         (side, ("text", "video"), "--side"),
-        (keys, tuple(KEY_DTYPES), "--keys"),
+        (keys, KEY_DTYPES, "--keys"),
     ):
         if value not in choices:
             raise typer.BadParameter(f"'{value}' is not one of {', '.join(choices)}", param_hint=name)
+    import torch
+
+    from gare.bench.exact_bench import ExactCase, benchmark_exact, compare_library
+
     say = Console(stderr=True, highlight=False).print
     case = ExactCase(items, dim, frames, top, scale, pooling, side)
     result = benchmark_exact(
@@ -263,7 +265,7 @@ def exact(
         queries=queries,
         batch=min(batch, queries),
         check=check,
-        key_dtype=KEY_DTYPES[keys],
+        key_dtype=getattr(torch, keys),
         device=choose_device(device),
         say=say,
     )
@@ -331,7 +333,7 @@ def index(
         gare bench index ~/Videos
     """
     from gare.bench.index_bench import benchmark_index
-    from gare.model import GARE
+    from gare.model import GARE, GareConfig
 
     loaded = (
         GARE.from_pretrained(model) if model else GARE(GareConfig.load({"encoder": {"name": "mini"}})).eval()
@@ -426,12 +428,12 @@ def serve(
 
         gare bench serve --replicas 3 --address s3://bucket/bench
     """
+    if bool(replicas) != (address is not None):
+        raise typer.BadParameter("--replicas and --address go together", param_hint="--replicas")
     require("serve", "gare bench serve")
     from gare.bench.replica_bench import benchmark_replicas
     from gare.bench.serve_bench import benchmark_serve
 
-    if bool(replicas) != (address is not None):
-        raise typer.BadParameter("--replicas and --address go together", param_hint="--replicas")
     if address is not None:
         compared = benchmark_replicas(
             address,
@@ -506,4 +508,8 @@ def _print_replicas(result: ReplicaBenchmark, as_json: bool) -> None:
 
 
 def _cpu() -> str:
+    import torch
+
+    from gare.bench.bench_timing import describe_device
+
     return describe_device(torch.device("cpu"))

@@ -5,34 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gare.cli.score_options import ScoreInput, check_direction, describe_table, progress
 from gare.errors import EvaluationError
-from gare.evaluate import EvaluationResult, compare_results, comparison_table, difference_intervals
-from gare.evaluate.difference_explained import (
-    MOST_CHANGES,
-    Candidates,
-    Explanation,
-    GridCandidates,
-    ResultCandidates,
-    explain,
-    explanation_markdown,
-)
-from gare.evaluate.evaluation_results import DIRECTIONS, Direction
-from gare.evaluate.named_measures import Measure
-from gare.evaluate.reported_numbers import (
-    ReportedSet,
-    is_mteb_result,
-    is_own_result,
-    parse_reported,
-    read_json,
-    read_mteb_result,
-    reported_by_grid,
-    reported_by_result,
-)
+
+if TYPE_CHECKING:
+    from gare.cli.score_options import ScoreInput
+    from gare.evaluate.difference_explained import Candidates, Explanation
+    from gare.evaluate.evaluation_results import Direction
+    from gare.evaluate.named_measures import Measure
+    from gare.evaluate.reported_numbers import ReportedSet
 
 
 def compare(
@@ -60,9 +44,7 @@ def compare(
         Path | None, typer.Option(help="A query bank's scores with A's videos, .npy.")
     ] = None,
     logit_scale: Annotated[float, typer.Option(min=1e-6, help="What A's cosines were multiplied by.")] = 1.0,
-    changes: Annotated[
-        int, typer.Option(min=1, max=3, help="Choices that may differ at once.")
-    ] = MOST_CHANGES,
+    changes: Annotated[int, typer.Option(min=1, max=3, help="Choices that may differ at once.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare two result files with paired tests, or explain a number by the protocol it was measured with.
@@ -82,6 +64,11 @@ def compare(
 
         gare compare mine.json theirs.json --explain
     """
+    from gare.cli.score_options import ScoreInput, check_direction, describe_table
+    from gare.evaluate import EvaluationResult
+    from gare.evaluate.difference_explained import GridCandidates, ResultCandidates
+    from gare.evaluate.reported_numbers import ReportedSet
+
     is_result = _is_result(a)
     if is_result and _is_result(Path(b)) and not explain_it:
         _compare_results(a, Path(b), as_json)
@@ -103,6 +90,8 @@ def compare(
 
 
 def _compare_results(a: Path, b: Path, as_json: bool) -> None:
+    from gare.evaluate import EvaluationResult, compare_results, comparison_table, difference_intervals
+
     result_a, result_b = EvaluationResult.read(a), EvaluationResult.read(b)
     comparison = compare_results(result_a, result_b)
     intervals = difference_intervals(result_a, result_b)
@@ -135,11 +124,25 @@ def _compare_results(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _is_result(path: Path) -> bool:
+    from gare.evaluate.reported_numbers import is_own_result, read_json
+
     return path.suffix == ".json" and path.is_file() and is_own_result(read_json(path))
 
 
 def _reported(b: str, direction: Direction, given: ScoreInput, qrels_b: Path | None) -> ReportedSet:
     """What B says: numbers as typed, of a result file, or of scores under the base protocol."""
+    from gare.cli.score_options import ScoreInput
+    from gare.evaluate import EvaluationResult
+    from gare.evaluate.reported_numbers import (
+        is_mteb_result,
+        is_own_result,
+        parse_reported,
+        read_json,
+        read_mteb_result,
+        reported_by_grid,
+        reported_by_result,
+    )
+
     path = Path(b)
     if not path.is_file():
         return parse_reported(b, direction)
@@ -160,6 +163,10 @@ def _measures(reported: ReportedSet) -> tuple[Measure, ...]:
 
 
 def _explain(candidates: Candidates, reported: ReportedSet, changes: int) -> dict[Direction, Explanation]:
+    from gare.cli.score_options import progress
+    from gare.evaluate.difference_explained import explain
+    from gare.evaluate.evaluation_results import DIRECTIONS
+
     explained = {}
     for way in reported.numbers:
         with progress(f"{DIRECTIONS[way]}, protocols") as advance:
@@ -170,6 +177,8 @@ def _explain(candidates: Candidates, reported: ReportedSet, changes: int) -> dic
 
 
 def _print_explained(facts: dict[str, Any], explained: dict[Direction, Explanation], as_json: bool) -> None:
+    from gare.evaluate.difference_explained import explanation_markdown
+
     if as_json:
         typer.echo(json.dumps({**facts, **{way: found.to_values() for way, found in explained.items()}}))
         return

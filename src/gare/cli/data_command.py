@@ -6,21 +6,21 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gare.data.dataset_check import WARNINGS, Report, check_manifest
 from gare.data.datasets import DATASETS, read_dataset
-from gare.data.frame_cache import CacheSettings, Entry, build_frame_cache, pending
-from gare.data.frame_images import is_frames_source
 from gare.data.frame_sampling import Sampling
 from gare.data.manifest import FRAMES_FOLDER, Manifest, find_manifest
 from gare.data.packed_members import is_in_table
-from gare.data.video import source_exists
 from gare.errors import DataError
+
+if TYPE_CHECKING:
+    from gare.data.dataset_check import Report
+    from gare.data.frame_cache import CacheSettings, Entry
 
 app = typer.Typer(
     name="data", help="Build a dataset's manifest and frame cache, and check them.", no_args_is_help=True
@@ -78,6 +78,9 @@ def prepare(
     """
     if name not in DATASETS:
         raise typer.BadParameter(f"there is no dataset '{name}'; choose one of {', '.join(DATASETS)}")
+    from gare.data.frame_cache import CacheSettings
+    from gare.data.frame_images import is_frames_source
+
     manifest = read_dataset(name, annotations, videos=videos)
     if not allow_missing:
         manifest.check_counts()
@@ -115,6 +118,8 @@ def check(
 
         gare data check prepared/manifest.csv --no-decode --json
     """
+    from gare.data.dataset_check import check_manifest
+
     loaded = Manifest.load(find_manifest(manifest), allow_missing=True)
     with _progress() as progress:
         task = progress.add_task("checking", total=len(loaded.all_videos()))
@@ -131,6 +136,9 @@ def check(
 
 def _missing_images(manifest: Manifest) -> list[Entry]:
     """An entry for every video whose images are not there."""
+    from gare.data.frame_cache import Entry
+    from gare.data.video import source_exists
+
     sources = {video.video_id: manifest.source(video) for video in manifest.all_videos()}
     return [
         Entry(video_id, "missing", f"{source} does not exist")
@@ -140,6 +148,8 @@ def _missing_images(manifest: Manifest) -> list[Entry]:
 
 
 def _decode_all(manifest: Manifest, folder: Path, settings: CacheSettings, workers: int) -> list[Entry]:
+    from gare.data.frame_cache import build_frame_cache, pending
+
     entries = []
     with _progress() as progress:
         task = progress.add_task("decoding", total=pending(manifest, folder, settings))
@@ -188,6 +198,8 @@ def _report_preparation(
 
 
 def _print_report(report: Report) -> None:
+    from gare.data.dataset_check import WARNINGS
+
     for split, counts in report.counts.items():
         print(f"{split:5}  {counts}")
     print(f"{report.num_readable:,} videos are readable")

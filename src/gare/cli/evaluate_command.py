@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gare.cli.options import choose_device
-from gare.cli.score_options import ScoreInput, ScoreOutputs, evaluate_scores_file
 from gare.errors import EvaluationError
 
 RESCORINGS: dict[str, Literal["none", "dsl", "qb_norm"]] = {"none": "none", "dsl": "dsl", "qbnorm": "qb_norm"}
@@ -91,6 +90,8 @@ def evaluate(
     if task == "moments":
         _evaluate_moments(predictions, data, dataset, out, as_json)
         return
+    from gare.cli.score_options import ScoreInput, ScoreOutputs, evaluate_scores_file
+
     outputs = ScoreOutputs(scores_out, run_out, qrels_out, ranks_out, run_depth, result=out)
     given = {"--qrels": qrels, "--queries": queries, "--subset": subset, "--bank-scores": bank_scores}
     if scores is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import typer
 
 from gare.errors import QueryError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choose_device(name: str, *, or_cpu: bool = False) -> torch.device:
@@ -16,6 +19,8 @@ def choose_device(name: str, *, or_cpu: bool = False) -> torch.device:
     Args:
         or_cpu: where a machine has no GPU at all, take the CPU and say so.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
-
 Sampling = Literal["grid", "uniform"]
 """`grid`: one frame a second, thinned evenly to the number wanted, as in the papers; short videos give fewer.
 `uniform`: the middles of equal parts of the video, whatever its length."""
@@ -48,6 +46,8 @@ def sample_indices(
         return list(range(num_available))
     if sampling == "uniform":
         return [int((part + offset) * num_available / num_frames) for part in range(num_frames)]
+    import numpy as np
+
     return [int(index) for index in np.linspace(0, num_available - 1, num_frames, dtype=int)]
 
 

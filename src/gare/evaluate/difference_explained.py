@@ -28,7 +28,6 @@ from gare.evaluate.protocol_table import describe_changes, numbers_of
 from gare.evaluate.reported_numbers import Reported, ReportedSet
 from gare.evaluate.significance import Interval, bootstrap_intervals, paired_bootstrap_intervals
 
-MOST_CHANGES = 2
 MOST_SHOWN = 12
 
 
@@ -172,7 +171,7 @@ def explain(
     reported: ReportedSet,
     direction: Direction,
     *,
-    most_changes: int = MOST_CHANGES,
+    most_changes: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Explanation:
     """Try every protocol with up to `most_changes` changes against the reported numbers of a direction."""

@@ -20,8 +20,9 @@ INTERACTIONS: Registry[type[Interaction]] = Registry(
         "xpool": XPool,
         "token_wise": TokenWise,
     },
+    more="gare.interaction.peers",
 )
-"""Every interaction, by the `name` in a model's settings."""
+"""Every interaction, by the `name` in a model's settings; the other published methods are in `peers`."""
 
 
 def build_interaction(config: InteractionConfig, dim: int) -> Interaction:
