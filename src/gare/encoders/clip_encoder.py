@@ -55,8 +55,6 @@ class ClipEncoder(Encoder):
     config: ClipEncoderConfig
     trains_by_kernels = True
     """Whether a training step in bfloat16 on a GPU has its towers by `training_layers`, where it can."""
-    trains_texts_by_kernels = True
-    """The same for the text tower alone."""
     embeds_by_kernel = True
     """Whether, in encoding on a GPU, what is before the first product is one kernel."""
 
@@ -159,7 +157,7 @@ class ClipEncoder(Encoder):
 
     def _text_parts(self, token_ids_TW: Tensor) -> list[LayerParts] | None:
         """The layers of the text tower, if kernels are to train them."""
-        is_wanted = token_ids_TW.is_cuda and self.kind == "clip" and self.trains_texts_by_kernels
+        is_wanted = token_ids_TW.is_cuda and self.kind == "clip"
         if not (is_wanted and self._trains_by_kernels()):
             return None
         return trainable_parts(list(self.text.encoder.layers), token_ids_TW.shape[1])
@@ -379,8 +377,6 @@ class FirstPlaceLayer(nn.Module):
     """
 
     GIVES_FIRST_PLACE = True
-    ATTENDS_BY_SUMS = True
-    """Whether torch.compile makes its attention: kernels for many queries take four times as long for one."""
     layer_norm1: nn.LayerNorm
     layer_norm2: nn.LayerNorm
     self_attn: Any
@@ -406,7 +402,8 @@ class FirstPlaceLayer(nn.Module):
         query_NH1E = heads_of(attention.q_proj(normed_NPE[:, :1]))
         key_NHPE, value_NHPE = heads_of(attention.k_proj(normed_NPE)), heads_of(attention.v_proj(normed_NPE))
         dropout = attention.dropout if self.training else 0.0
-        if self.ATTENDS_BY_SUMS and not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
+        # Kernels for many queries take four times as long for one as what torch.compile makes.
+        if not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
             attended_NH1E = attend_by_sums(query_NH1E, key_NHPE, value_NHPE)
         else:
             attended_NH1E = nn.functional.scaled_dot_product_attention(
