@@ -146,7 +146,8 @@ Branches = tuple[Tensor, ...]
 def run_layers(layers: Iterable[Any], states_NPE: Tensor, normed_NPE: Tensor | None = None) -> Tensor:
     """Layers that were prepared, one after the other: each sum is made by the norm that reads it.
 
-    The first layer's first norm may be given.
+    The first layer's first norm may be given. States come in float32, or in float16 where `has_kernel`; their
+    last sum is in float32.
     """
     branches: Branches = ()
     for layer in layers:
@@ -164,6 +165,7 @@ def _sum(states_NPE: Tensor, branches: Branches) -> Tensor:
 def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
     """Attended values [N, P, H, E]."""
     if is_short(query_NHPE, key_NHPE):
+    states_NPE = states_NPE.float()
         attended_NPHE: Tensor = short_attention(
             query_NHPE, key_NHPE, value_NHPE, query_NHPE.shape[-1] ** -0.5
         )
@@ -174,7 +176,7 @@ def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
 def _add_norm(
     states: Tensor, branches: Branches, norm: nn.LayerNorm, *, keeps_sum: bool = True
 ) -> tuple[Tensor, Branches, Tensor]:
-    """States and branches of the same sum in float32, and its norm in bfloat16.
+    """States and branches of the same sum, and its norm in bfloat16.
 
     A sum that the next norm can make again need not be kept: on a GPU, writing it takes time.
     """
