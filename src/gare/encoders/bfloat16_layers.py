@@ -24,7 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gare.encoders.short_attention import has_triton, is_short, short_attention
+from gare.encoders.short_attention import (
+    attend_once,
+    has_triton,
+    is_one_query,
+    is_short,
+    short_attention,
+)
 
 VARIABLES = {"cpu": "GARE_CPU_PRECISION", "cuda": "GARE_GPU_PRECISION"}
 """Set to float32, they turn it off on such devices."""
@@ -122,7 +128,8 @@ class _Bfloat16Layer(nn.Module):
             states_NPE, branches, normed_NPE = _add_norm(states_NPE, branches, self.layer_norm1)
         if getattr(self, "GIVES_FIRST_PLACE", False):
             states_NPE, width = states_NPE[:, :1], normed_NPE.shape[-1]
-            query = F.linear(normed_NPE[:, :1], weights["qkv"][:width], weights["qkv_bias"][:width])
+            # Rows far apart are one product as a matrix; with a dimension more they are a product each.
+            query = F.linear(normed_NPE[:, 0], weights["qkv"][:width], weights["qkv_bias"][:width])[:, None]
             both = F.linear(normed_NPE, weights["qkv"][width:], weights["qkv_bias"][width:])
             query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
             key, value = both.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
@@ -165,10 +172,7 @@ def _sum(states_NPE: Tensor, branches: Branches) -> Tensor:
 def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
     """Attended values [N, P, H, E]."""
     if is_short(query_NHPE, key_NHPE):
-    states_NPE = states_NPE.float()
-        attended_NPHE: Tensor = short_attention(
-            query_NHPE, key_NHPE, value_NHPE, query_NHPE.shape[-1] ** -0.5
-        )
+        attended_NPHE: Tensor = short_attention(query_NHPE, key_NHPE, value_NHPE, scale)
         return attended_NPHE
     return F.scaled_dot_product_attention(query_NHPE, key_NHPE, value_NHPE).transpose(1, 2)
 
@@ -187,6 +191,9 @@ def _add_norm(
         return sums, () if keeps_sum else branches, normed
     states = _sum(states, branches)
     return states, (), norm(states).bfloat16()
+    scale = query_NHPE.shape[-1] ** -0.5
+    if is_one_query(query_NHPE, key_NHPE):
+        return attend_once(query_NHPE, key_NHPE, value_NHPE, scale)
 
 
 def has_kernel(states: Tensor) -> bool:
