@@ -32,8 +32,7 @@ from gare.bench.bench_timing import median_ms
 from gare.bench.encode_bench import benchmark_encode, random_clip
 from gare.bench.train_bench import benchmark_train
 from gare.encoders import bfloat16_layers, short_attention
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, FirstPlaceLayer
-from gare.encoders.encoder import Encoder
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig
 from gare.model import GARE, GareConfig
 
 IS_SMALL = "--small" in sys.argv
@@ -110,11 +109,7 @@ def train_with_bare() -> dict[str, Any]:
 
 
 def train_now() -> dict[str, Any]:
-    """The step as it is now; where the GPU has nothing to do; and each change taken back."""
-    import gare.train.gradient_step as gradient_step
-    from gare.encoders import add_norm_cuda, training_layers
-    from gare.interaction.temporal import TemporalTransformer
-
+    """The step as it is now, and where the GPU has nothing to do."""
     step, result = _step_of_benchmark(seconds=3.0)
     print(json.dumps(result), flush=True)
     if not IS_SMALL:
@@ -131,34 +126,7 @@ def train_now() -> dict[str, Any]:
             except Exception as error:
                 result[name] = str(error)[:300]
             print(json.dumps(result), flush=True)
-    tf32 = gradient_step._tf32
-    variants: list[tuple[str, Any, str, Any]] = [
-        ("no tf32", gradient_step, "_tf32", lambda on: tf32(on=False)),
-        ("gradients of weights in bfloat16 first", training_layers, "GRADIENTS_IN_FLOAT32", False),
-        ("norm backward: nothing fetched ahead", add_norm_cuda, "STAGES", 1),
-        ("norm backward: two rows ahead", add_norm_cuda, "STAGES", 3),
-        ("norm backward: 528 programs", add_norm_cuda, "PROGRAMS", 528),
-        ("temporal transformer by torch", TemporalTransformer, "trains_by_kernels", False),
-        ("attention of one place by cuDNN", FirstPlaceLayer, "ATTENDS_BY_SUMS", False),
-    ]
-    for name, owner, attribute, value in variants:
-        kept = getattr(owner, attribute)
-        setattr(owner, attribute, value)
-        try:
-            result[name] = _memory_and_ms("step", step, seconds=1.2)
-        except Exception as error:
-            result[name] = str(error)[:300]
-        setattr(owner, attribute, kept)
-        print(json.dumps(result), flush=True)
     return result | {"again_ms": median_ms(step, DEVICE, seconds=1.2)}
-
-
-def train_texts_by_torch() -> dict[str, Any]:
-    """The text tower by torch.compile, as it was."""
-    ClipEncoder.trains_texts_by_kernels = False
-    step, result = _step_of_benchmark(seconds=3.0)
-    print(json.dumps(result), flush=True)
-    return result if IS_SMALL else result | {"idle": _idle(step)}
 
 
 def _step_of_benchmark(*, seconds: float) -> tuple[Callable[[], object], dict[str, Any]]:
@@ -267,26 +235,6 @@ def exactness() -> dict[str, Any]:
     return result
 
 
-def train_keeping_more() -> dict[str, Any]:
-    """Backward keeps what torch.compile chooses."""
-    ClipEncoder.compile_towers = Encoder.compile_towers  # type: ignore[method-assign]
-    return train()
-
-
-def train_cudnn() -> dict[str, Any]:
-    """Attention by cuDNN."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        return train()
-
-
-def train_keeping_more_cudnn() -> dict[str, Any]:
-    """Both."""
-    ClipEncoder.compile_towers = Encoder.compile_towers  # type: ignore[method-assign]
-    return train_cudnn()
-
-
 def tower() -> dict[str, Any]:
     """The image tower alone, forward and backward, written out and as torch does it; and how exact each is.
 
@@ -357,75 +305,6 @@ def _memory_and_ms(name: str, call: Callable[[], object], *, seconds: float = 1.
     return {f"{name}_ms": milliseconds, f"{name}_gb": torch.cuda.max_memory_allocated() / 1e9}
 
 
-def shapes_of_kernels() -> dict[str, Any]:
-    """Each kernel of `training_layers` alone, in several shapes; `floor_ms` is its bytes at 4.3 TB/s."""
-    from gare.encoders import add_norm_cuda, patches_cuda, quick_gelu_cuda, short_attention_cuda
-
-    pictures, places, heads, size = (1, 4, 1, 32) if IS_SMALL else (1536, 50, 12, 224)
-    dtype = torch.float32 if IS_SMALL else torch.bfloat16
-    rows, width = places * pictures, 64 * heads
-    states, above = torch.randn(2, rows, width, device=DEVICE)
-    one, other, normed = torch.randn(3, rows, width, device=DEVICE).to(dtype)
-    weight, bias = torch.randn(2, width, device=DEVICE)
-    hidden, gradient = torch.randn(2, rows, 4 * width, device=DEVICE).to(dtype)
-    packed = torch.randn(pictures, places, 3, heads, 64, device=DEVICE).to(dtype)
-    attended = torch.randn(pictures, places, heads, 64, device=DEVICE).to(dtype)
-    bytes_NCHW = torch.randint(256, (pictures, 3, size, size), dtype=torch.uint8, device=DEVICE)
-    norm = (weight, bias, 1e-5)
-    result: dict[str, Any] = {}
-    statistics = torch.rand(rows, 2, device=DEVICE)
-    narrow, wide = rows * width * 2, 4 * rows * width * 2
-
-    def measure(name: str, call: Callable[[], object], moved: int) -> None:
-        try:
-            result[name] = {"ms": _alone_ms(call), "floor_ms": moved / 4.3e9}
-        except Exception as error:
-            result[name] = str(error)[:200]
-        print(json.dumps(result), flush=True)
-
-    def backward() -> object:
-        return add_norm_cuda.add_norm_backward(normed, above, states, (one,), statistics, norm[:2])
-
-    measure(
-        "norm of two branches",
-        lambda: add_norm_cuda.add_norm(states, (one, other), *norm, dtype=dtype),
-        narrow * 7,
-    )
-    measure(
-        "norm, sum not kept",
-        lambda: add_norm_cuda.add_norm(states, (one,), *norm, dtype=dtype, keeps_sum=False),
-        narrow * 4,
-    )
-    for warps, stages, programs in product((4, 8), (1, 2, 3), (528, 1056)):
-        add_norm_cuda.WARPS, add_norm_cuda.STAGES, add_norm_cuda.PROGRAMS = warps, stages, programs
-        measure(f"norm backward, {warps} warps, {stages} stages, {programs} programs", backward, narrow * 10)
-    measure("activation", lambda: quick_gelu_cuda.quick_gelu(hidden), wide * 2)
-    for tile in (2, 4, 8):
-        for programs in (88, 176, 352):
-            quick_gelu_cuda.ROWS, quick_gelu_cuda.PROGRAMS = tile, programs
-            measure(
-                f"activation backward, {tile} rows, {programs} programs",
-                lambda: quick_gelu_cuda.quick_gelu_backward(gradient, hidden),
-                wide * 4,
-            )
-    query, key, value = packed.permute(2, 0, 3, 1, 4)
-    sizes = short_attention_cuda._sizes
-    for warps in (2, 4, 8):
-        short_attention_cuda._sizes = lambda x, warps=warps: sizes(x) | {"num_warps": warps}  # type: ignore[misc]
-        measure(
-            f"attention, {warps} warps",
-            lambda: short_attention_cuda.forward(query, key, value, 0.125),
-            narrow * 4,
-        )
-        measure(
-            f"attention backward, {warps} warps",
-            lambda: short_attention_cuda.packed_backward(attended, packed, 0.125),
-            narrow * 8,
-        )
-    measure("patches", lambda: patches_cuda.patches_of_bytes(bytes_NCHW, 32), bytes_NCHW.numel() * 3)
-    return result
-
-
 def _alone_ms(call: Callable[[], object]) -> float:
     """Of a kernel, with an empty cache, without what asking for it takes."""
     if IS_SMALL:
@@ -437,111 +316,103 @@ def _alone_ms(call: Callable[[], object]) -> float:
 
 @torch.no_grad()
 def encode_now() -> dict[str, Any]:
-    """128 videos at once: as it is, with the change taken back, as a CUDA graph, and as a graph of parts.
-
-    In a part of 126 pictures all that passes between kernels fits into the cache of an H200, and every
-    product is a whole number of waves of 132 tiles of 192 × 192.
-    """
+    """128 videos at once: with each change off and on, in turn; each kernel; the widest product by shapes."""
     model = random_clip().to(DEVICE).eval()
-    encoder, total = model.encoder, 24 if IS_SMALL else 1536
+    encoder, total = model.encoder, 4 if IS_SMALL else 1536
     bytes_NCHW = torch.randint(256, (total, 3, 224, 224), dtype=torch.uint8, device=DEVICE)
     some = bytes_NCHW[:24]
     exact_ND = encoder.image_features(encoder.image_format.normalise(some)).double()
+    result: dict[str, Any] = {}
 
-    def cosine(found_ND: torch.Tensor) -> float:
-        return float(torch.nn.functional.cosine_similarity(found_ND[:24].double(), exact_ND).min())
+    def cosine() -> float:
+        found_ND = encoder.encode_frames(bytes_NCHW)[: len(some)].double()
+        return float(F.cosine_similarity(found_ND, exact_ND).min())
 
-    def shipped() -> torch.Tensor:
-        return encoder.encode_frames(bytes_NCHW)
-
-    result: dict[str, Any] = {"least_cosine": cosine(shipped()), "shipped_ms": median_ms(shipped, DEVICE)}
-    result |= _kernels(shipped)
-    print(json.dumps(result), flush=True)
-    ClipEncoder.embeds_by_kernel = False
-    result["embedded_by_torch_ms"] = median_ms(shipped, DEVICE, seconds=0.7)
-    ClipEncoder.embeds_by_kernel = True
-    for size in () if IS_SMALL else (1536, 126, 252, 63, 504, 768):
-        name = f"graph_of_{size}"
+    has_product = bfloat16_layers.has_active_product
+    variants = [(by_product, dtype) for by_product in (True, False) for dtype in ("float16", "float32")]
+    turns = 1 if IS_SMALL else 3
+    for turn, (by_product, dtype) in product(range(turns), variants):
+        name = f"activation in {'its product' if by_product else 'a kernel'}, states in {dtype}"
+        bfloat16_layers.has_active_product = has_product if by_product else lambda *_: False
+        ClipEncoder.STATES_DTYPE = getattr(torch, dtype)
         try:
-            call = graph_of_parts(encoder.encode_frames, bytes_NCHW[:size])
-            result[f"{name}_cosine"] = cosine(call(bytes_NCHW))
-            result[f"{name}_ms"] = median_ms(partial(call, bytes_NCHW), DEVICE, seconds=0.7)
+            if turn == 0:
+                result[name] = {"least_cosine": cosine(), "ms": []}
+            ms = median_ms(lambda: encoder.encode_frames(bytes_NCHW), DEVICE, seconds=0.5)
+            result[name]["ms"].append(round(ms, 3))
         except Exception as error:
-            result[f"{name}_error"] = str(error)[:300]
+            result[name] = {"error": str(error)[:300], "ms": []}
         print(json.dumps(result), flush=True)
-    return result | {"shipped_again_ms": median_ms(shipped, DEVICE)}
+    bfloat16_layers.has_active_product, ClipEncoder.STATES_DTYPE = has_product, torch.float16
+    result |= _kernels(lambda: encoder.encode_frames(bytes_NCHW))
+    print(json.dumps(result), flush=True)
+    _measure_products(result)
+    _measure_norms(result)
+    return result
 
 
-def graph_of_parts(
-    function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function of pictures, captured for so many of them, and replayed for more, part by part."""
-    part, size = like.clone(), len(like)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function(part)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = function(part)
+def _measure_products(result: dict[str, Any]) -> None:
+    """The widest product of a layer with its activation, apart and in one kernel of several shapes."""
+    from gare.encoders.active_product_cuda import SHAPE, Shape, active_product
 
-    def call(bytes_NCHW: torch.Tensor) -> torch.Tensor:
-        out = found.new_empty(len(bytes_NCHW), *found.shape[1:])
-        for start in range(0, len(bytes_NCHW), size):
-            rows = min(size, len(bytes_NCHW) - start)
-            part[:rows].copy_(bytes_NCHW[start : start + rows])
-            graph.replay()
-            out[start : start + rows] = found[:rows]
-        return out
+    rows, wide, dtype = (70, 256, torch.float32) if IS_SMALL else (1536 * 50, 3072, torch.bfloat16)
+    x, weight = (torch.randn(n, 768, device=DEVICE).to(dtype) for n in (rows, wide))
+    bias, weight = torch.randn(wide, device=DEVICE).to(dtype), weight / 28
+    expected = F.silu(F.linear(x, weight, bias))
+    result["product_ms"] = _alone_ms(lambda: F.linear(x, weight, bias))
+    result["product_then_activation_ms"] = _alone_ms(lambda: F.silu(F.linear(x, weight, bias), inplace=True))
+    for shape in (
+        SHAPE,
+        SHAPE._replace(together=0),
+        Shape(128, 256, 64, 1, 8, 4, True),
+        Shape(256, 128, 64, 1, 8, 4, True),
+        Shape(128, 128, 32, 2, 4, 5, True),
+        Shape(128, 128, 32, 3, 4, 3, False),
+    ):
+        name = " ".join(map(str, shape))
+        try:
+            found = active_product(x, weight, bias, shape=shape)
+            share = float((found.float() - expected.float()).norm() / expected.float().norm())
+            milliseconds = _alone_ms(partial(active_product, x, weight, bias, shape=shape))
+            result[name] = {"ms": milliseconds, "difference": share}
+        except Exception as error:
+            result[name] = str(error)[:200]
+        print(json.dumps(result), flush=True)
 
-    return call
+
+def _measure_norms(result: dict[str, Any]) -> None:
+    """The memory-bound kernels of encoding by how many warps have a row; `floor_ms` is 4.3 TB/s."""
+    from gare.encoders import add_norm_cuda
+
+    pictures = 1 if IS_SMALL else 1536
+    states = torch.randn(pictures, 50, 768, device=DEVICE).half()
+    one, other = torch.randn(2, pictures, 50, 768, device=DEVICE).bfloat16()
+    weight, bias = torch.randn(2, 768, device=DEVICE)
+    patches, moved = one[:, 1:].contiguous(), torch.randn(50, 768, device=DEVICE)
+    norm, unit = (weight, bias, 1e-5), states.numel() * 2
+    kept = add_norm_cuda._warps
+    for warps in (1, 2, 4):
+        add_norm_cuda._warps = lambda _, warps=warps: warps  # type: ignore[misc]
+        for name, moves, call in (
+            ("two branches", 5, lambda: add_norm_cuda.add_norm(states, (one, other), *norm)),
+            ("sum not kept", 3, lambda: add_norm_cuda.add_norm(states, (one,), *norm, keeps_sum=False)),
+            (
+                "embedding",
+                3,
+                lambda: add_norm_cuda.embed_norm(patches, moved, norm, norm, states_dtype=torch.float16),
+            ),
+        ):
+            result[f"norm, {name}, {warps} warps"] = {
+                "ms": _alone_ms(call),
+                "floor_ms": moves * unit / 4.3e9,
+            }
+        print(json.dumps(result), flush=True)
+    add_norm_cuda._warps = kept
 
 
 def encode() -> dict[str, Any]:
     """`gare bench encode --backbone clip --videos 128`, as shipped."""
     return vars(benchmark_encode("clip", frames=12, device=DEVICE, batch=2 if IS_SMALL else 128))
-
-
-def encode_in_parts() -> dict[str, Any]:
-    """Fewer pictures at a time, so that what passes between kernels stays in the cache; and the kernels."""
-    model = random_clip().to(DEVICE).eval()
-    total = 24 if IS_SMALL else 1536
-    bytes_NCHW = torch.randint(256, (total, 3, 224, 224), dtype=torch.uint8, device=DEVICE)
-    result: dict[str, Any] = {"is_fast": bfloat16_layers.is_wanted(DEVICE)}
-    with torch.no_grad():
-        for size in (12, 24) if IS_SMALL else (96, 128, 192, 256, 384, 768, 1536):
-
-            def call(size: int = size) -> object:
-                return [model.encoder.encode_frames(part) for part in bytes_NCHW.split(size)]
-
-            result[f"ms_by_{size}"] = median_ms(call, DEVICE)
-        return result | _kernels(lambda: model.encoder.encode_frames(bytes_NCHW))
-
-
-@torch.no_grad()
-def activation_in_product() -> dict[str, Any]:
-    """The widest product of a layer with its activation: apart, and in one kernel (`active_product.py`)."""
-    from active_product import SHAPES, active_product
-
-    rows, wide, dtype = (300, 512, torch.float32) if IS_SMALL else (1536 * 50, 3072, torch.bfloat16)
-    x, weight = (torch.randn(n, 768, device=DEVICE).to(dtype) for n in (rows, wide))
-    bias, weight = torch.randn(wide, device=DEVICE).to(dtype), weight / 28
-    expected = F.silu(F.linear(x, weight, bias))
-    result: dict[str, Any] = {
-        "product_ms": _alone_ms(lambda: F.linear(x, weight, bias)),
-        "apart_ms": _alone_ms(lambda: F.silu(F.linear(x, weight, bias), inplace=True)),
-    }
-    for shape in SHAPES:
-        try:
-            found = active_product(x, weight, bias, shape)
-            share = float((found.float() - expected.float()).norm() / expected.float().norm())
-            milliseconds = _alone_ms(partial(active_product, x, weight, bias, shape))
-            result[str(shape)] = {"ms": milliseconds, "difference": share}
-        except Exception as error:
-            result[str(shape)] = str(error)[:200]
-        print(json.dumps(result), flush=True)
-    return result
 
 
 def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
@@ -563,20 +434,13 @@ def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
-    train_now,
     encode_now,
+    train_now,
     exactness,
-    activation_in_product,
-    shapes_of_kernels,
-    train_texts_by_torch,
     tower,
     encode,
     train,
-    train_keeping_more,
     train_with_bare,
-    train_cudnn,
-    train_keeping_more_cudnn,
-    encode_in_parts,
     attention,
 ]
 

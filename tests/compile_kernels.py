@@ -1,4 +1,5 @@
-"""Compiles the kernels of scores and of a GPU's table for an H100 or H200, without one; prints what came out.
+"""Compiles kernels for an H100 or H200, without one, and prints what came out: those of scores, of a GPU's
+table, and of encoding with ViT-B/32.
 
 A program of its own: where tests run, Triton interprets its kernels.
 """
@@ -15,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gare.encoders import active_product_cuda, add_norm_cuda, short_attention_cuda
 from gare.interaction import ball_bounds_cuda, gap_aware_cuda, key_bounds_cuda, pair_scores_cuda
 from gare.interaction.cosine_bounds_cuda import TEXTS_AT_ONCE
 from gare.interaction.resident_cards import EXTRA_ROWS, FORM_ROUNDING, NUM_NUMBERS, NUM_ROWS, ROUND
@@ -34,10 +36,11 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
         attrs={
             (place,): [["tt.divisibility", 16]]
             for place, name in enumerate(names)
-            if types.get(name, "fp32") != "fp32"
+            if types.get(name, "fp32").startswith(("*", "i32"))
         },
     )
-    ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    ptx = compiled.asm["ptx"]
     told = subprocess.run(
         [PTXAS, "-v", "-arch=sm_90a", "-", "-o", "/dev/null"], input=ptx, capture_output=True, text=True
     ).stderr
@@ -45,6 +48,7 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
         "lines": ptx.count("\n"),
         "registers": int(re.search(r"Used (\d+) registers", told)[1]),
         "spilled": int(re.search(r"(\d+) bytes spill stores", told)[1]),
+        "shared": compiled.metadata.shared,
         "copies": ptx.count("cp.async.cg"),
         "stores": sorted(set(re.findall(r"st\.global[.a-z0-9]*", ptx))),
     }
@@ -162,6 +166,60 @@ def scores(shape: tuple[int, ...], *, is_few: bool) -> dict:
     return compile_kernel(gap_aware_cuda._score_kernel.fn, types, constants, **options)
 
 
+def encoding() -> dict[str, dict]:
+    """The kernels of encoding: states in float16, norms and what they add in float32."""
+    numbers = {
+        "fp16": ["states_ptr", "sums_ptr"],
+        "fp32": ["weight_ptr", "bias_ptr", "moved_ptr", "statistics_ptr"],
+    }
+    numbers["fp32"] += ["weight1_ptr", "bias1_ptr", "weight2_ptr", "bias2_ptr"]
+    numbers["bf16"] = ["one_ptr", "other_ptr", "normed_ptr", "embedded_ptr"]
+    numbers["bf16"] += ["query_ptr", "key_ptr", "value_ptr", "out_ptr", "mask_ptr"]
+    types = {name: f"*{kind}" for kind, names in numbers.items() for name in names}
+    types |= dict.fromkeys(["eps", "eps1", "eps2", "scale"], "fp32")
+    strides = [f"{tensor}_{axis}" for tensor in ("query", "key", "value", "out") for axis in "nhp"]
+    types |= dict.fromkeys(strides, "i32")
+
+    def made(kernel: Any, constants: dict[str, Any], warps: int = 4) -> dict:
+        own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+        return compile_kernel(kernel, own, constants, num_warps=warps)
+
+    row = {"WIDTH": 768, "BLOCK_E": 1024}
+    norm = {"BRANCHES": 2, "KEEPS_SUM": True, "KEEPS_STATISTICS": False}
+    heads = {"HEADS": 12, "PLACES": 50, "WIDTH": 64, "BLOCK_P": 64, "BLOCK_E": 64}
+    shape = active_product_cuda.SHAPE
+    tile = f"tensordesc<bf16[{shape.rows}, {shape.numbers}]>"
+    return {
+        "norm": made(add_norm_cuda._kernel, row | norm),
+        "embedding": made(add_norm_cuda._embed_kernel, row | {"PLACES": 50}),
+        "attention": made(
+            short_attention_cuda._forward_kernel, heads | {"HAS_MASK": False, "IS_CAUSAL": False}
+        ),
+        "attention of one query": made(short_attention_cuda._one_query_kernel, heads),
+        "product with activation": compile_kernel(
+            active_product_cuda._active_product_kernel,
+            {
+                "x_desc": tile,
+                "weight_desc": f"tensordesc<bf16[{shape.columns}, {shape.numbers}]>",
+                "bias_ptr": "*bf16",
+                "out_desc": f"tensordesc<bf16[{shape.rows}, {shape.columns // 2}]>",
+                "turns": "i32",
+            },
+            {
+                "WIDE": 3072,
+                "NARROW": 768,
+                "ROWS": shape.rows,
+                "COLUMNS": shape.columns,
+                "NUMBERS": shape.numbers,
+                "IS_FLAT": shape.is_flat,
+                "TURNS": 0,
+            },
+            num_warps=shape.warps,
+            num_stages=shape.stages,
+        ),
+    }
+
+
 def num_shapes(width: int) -> int:
     """How many shapes the autotuner times for videos of so many columns, asked as it asks."""
     key_bounds_cuda._product_kernel.nargs = {}
@@ -181,6 +239,7 @@ if __name__ == "__main__":
             scores(gap_aware_cuda.MANY[0], is_few=False),
             scores(gap_aware_cuda.FEW[0], is_few=True),
         ],
+        "encoding": encoding(),
         "shapes": {width: num_shapes(width) for width in (16, 64, 128)},
     }
     print(json.dumps(found))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gare.bench.encode_bench import transformers_features
-from gare.encoders import bfloat16_layers
+from gare.encoders import bfloat16_layers, clip_encoder
 from gare.encoders.short_attention import short_attention
 from gare.model import GARE, GareConfig
 
@@ -66,10 +66,24 @@ def test_vectors_are_those_of_transformers(kind, wanted):
     torch.testing.assert_close(exact, expected, atol=1e-5, rtol=1e-4)
 
 
+def in_interpreter(monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
+    """The product with its activation, in small tiles, and in float32: the interpreter has no bfloat16."""
+    from gare.encoders import active_product_cuda
+
+    product = active_product_cuda.active_product
+
+    def active_product(x, weight, bias):
+        shape = active_product_cuda.Shape(64, 128, 32, 1, 4, 3, False)
+        return product(x.float(), weight.float(), bias.float(), shape=shape).bfloat16()
+
+    monkeypatch.setattr(active_product_cuda, "active_product", active_product)
+    monkeypatch.setattr(bfloat16_layers, "has_active_product", lambda *_: not seen.append("product"))
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 @torch.no_grad()
 def test_kernels_of_a_gpu_give_these_vectors(kind, wanted, monkeypatch):
-    """In Triton's interpreter: sums with norms, and attention."""
+    """In Triton's interpreter: sums with norms, attention, and the activation in its product."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
     model = make_model(kind)
     plain = model.encoder.encode_frames(frames())
@@ -85,21 +99,38 @@ def test_kernels_of_a_gpu_give_these_vectors(kind, wanted, monkeypatch):
         return query.shape == key.shape and not seen.append("attention")
 
     monkeypatch.setattr(bfloat16_layers, "is_short", is_short)
+    in_interpreter(monkeypatch, seen)
     by_kernels = model.encoder.encode_frames(frames())
     # The last layer of CLIP has one query.
-    last = ["norm", "norm"] if kind == "clip" else ["norm", "attention", "norm"]
-    assert seen == 2 * ["norm", "attention", "norm"] + last
+    product = ["product"] if kind == "clip" else []  # SigLIP has another activation
+    last = ["norm", "norm", *product] if kind == "clip" else ["norm", "attention", "norm"]
+    assert seen == 2 * ["norm", "attention", "norm", *product] + last
     assert F.cosine_similarity(by_kernels, plain).min() > 1 - 1e-4
     exact = model.encoder.image_features(model.encoder.image_format.normalise(frames()))
     assert F.cosine_similarity(by_kernels, exact).min() > 1 - 1e-4
 
 
+@pytest.mark.parametrize("by_kernels", [False, True])
 @torch.no_grad()
-def test_from_bytes_to_features_as_on_a_gpu(wanted):
+def test_from_bytes_to_features_as_on_a_gpu(by_kernels, wanted, monkeypatch):
     model = make_model("clip")
     encoder = model.encoder
     exact = encoder.image_features(encoder.image_format.normalise(frames()))
     assert bfloat16_layers.prepare(encoder.vision)
+    if by_kernels:
+        pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel for this machine")
+        seen: list[str] = []
+        in_interpreter(monkeypatch, seen)
+        for module in (bfloat16_layers, clip_encoder):
+            monkeypatch.setattr(module, "has_kernel", lambda _: True)
+        monkeypatch.setattr(bfloat16_layers, "is_one_query", lambda query, _: query.shape[2] == 1)
+        states, _ = encoder._embed_and_norm(encoder.vision.embeddings.patch_embedding.patches_of(frames()))
+        assert states.dtype == torch.float16
+        assert F.cosine_similarity(encoder._encode_bytes(frames()), exact).min() > 1 - 1e-4
+        encoder.vision.pre_layrnorm.bias[3] = 300.0  # so large that float16 would round most
+        states, _ = encoder._embed_and_norm(encoder.vision.embeddings.patch_embedding.patches_of(frames()))
+        assert states.dtype == torch.float32
+        exact = encoder.image_features(encoder.image_format.normalise(frames()))
     assert F.cosine_similarity(encoder._encode_bytes(frames()), exact).min() > 1 - 1e-4
 
 
@@ -127,6 +158,69 @@ def test_a_sum_and_its_norm_in_one_kernel(width):
                 assert torch.equal(sums, expected if keeps_sum else states)
                 assert normed.dtype == torch.bfloat16
                 torch.testing.assert_close(normed.float(), norm(expected), atol=1e-2, rtol=1e-2)
+
+
+@torch.no_grad()
+def test_states_in_float16_have_the_norm_of_the_sum_in_float32():
+    pytest.importorskip("triton", reason="the kernel needs Triton, which has no wheel for this machine")
+    from gare.encoders.add_norm_cuda import add_norm, embed_norm
+
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(100)
+    states = (300 * torch.randn(2, 5, 100)).half()
+    branch = torch.randn(2, 5, 100).bfloat16()
+    branch[0, 0, :3] = torch.tensor([3e5, -3e5, float("nan")])
+    exact = states.float() + branch.float()
+    kept, normed = add_norm(states, (branch,), norm.weight, norm.bias, norm.eps)
+    assert torch.equal(kept[0, 0, :2], torch.tensor([65504.0, -65504.0]).half())  # nothing is infinite
+    assert kept[0, 0, 2].isnan()  # and nothing wrong is hidden
+    assert torch.equal(kept[:, 1:], exact.half()[:, 1:])
+    torch.testing.assert_close(normed[:, 1:].float(), norm(exact)[:, 1:], atol=1e-2, rtol=1e-2)
+    same, _ = add_norm(states, (branch,), norm.weight, norm.bias, norm.eps, keeps_sum=False)
+    assert torch.equal(same, states)
+
+    embedded, moved = torch.randn(2, 4, 100).bfloat16(), torch.randn(5, 100)
+    both = [(each.weight, each.bias, each.eps) for each in (norm, torch.nn.LayerNorm(100))]
+    exact, normed = embed_norm(embedded, moved, *both)
+    kept, normed_again = embed_norm(embedded, moved, *both, states_dtype=torch.float16)
+    assert torch.equal(kept, exact.half())
+    assert torch.equal(normed, normed_again)
+
+
+@pytest.mark.parametrize("together", [0, 1])
+@pytest.mark.parametrize("is_flat", [False, True])
+@torch.no_grad()
+def test_a_product_and_its_activation_in_one_kernel(together, is_flat):
+    """In float32, whose products the interpreter has; rows that are no whole tile."""
+    pytest.importorskip("triton", reason="the kernel needs Triton, which has no wheel for this machine")
+    from gare.encoders.active_product_cuda import Shape, active_product
+
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(3, 31, 32), torch.randn(64, 32), torch.randn(64)
+    shape = Shape(16, 32, 16, together, 4, 3, is_flat)
+    found = active_product(x, weight, bias, shape=shape)
+    torch.testing.assert_close(found, F.silu(F.linear(x, weight, bias)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_tanh_exact_to_eleven_bits_is_below_the_rounding_of_bfloat16():
+    x = torch.linspace(-30, 30, 100_001, dtype=torch.float64)
+    half = x / 2
+    exact = F.silu(x)
+    for sign in (-1, 1):
+        found = half + half * torch.tanh(half) * (1 + sign * 2**-11)
+        assert ((found - exact).abs() <= 2**-9 * x.abs().clamp(min=1)).all()
+
+
+@torch.no_grad()
+def test_attention_of_one_query_in_one_kernel():
+    pytest.importorskip("triton", reason="the kernel needs Triton, which has no wheel for this machine")
+    from gare.encoders.short_attention import attend_once
+
+    torch.manual_seed(0)
+    query = 5 * torch.randn(2, 1, 3, 20).transpose(1, 2)
+    key, value = torch.randn(2, 17, 2, 3, 20).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    torch.testing.assert_close(attend_once(query, key, value, 20**-0.5), expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -357,5 +357,8 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
         assert one["lines"] < 8000
         assert one["spilled"] == 0
         assert one["registers"] <= 128  # so that two programs of eight warps are there at a time
-    for one in found["pair scores"] + found["scores"]:
+    for one in (*found["pair scores"], *found["scores"], *found["encoding"].values()):
         assert one["spilled"] == 0
+    product = found["encoding"]["product with activation"]
+    assert product["registers"] <= 256  # two programs of four warps are in a multiprocessor at a time
+    assert 2 * (product["shared"] + 1024) <= 228 * 1024

@@ -32,12 +32,13 @@ def add_norm(
     keeps_sum: bool = True,
     statistics_R2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """States plus up to two branches in float32, and their norm in `dtype`.
+    """States plus up to two branches in the precision of the states, and their norm in `dtype`.
 
     Without branches, or if the sum is not to be kept, the first of the two are the states as they came.
 
     Args:
-        states: in float32.
+        states: in float32; or in float16, and then their sum is kept in it too, though it is made and normed
+            in float32.
         branches: in any precision.
         weight_E, bias_E, eps: of the norm.
         dtype: of the norm's values.
@@ -80,8 +81,9 @@ def embed_norm(
     second: tuple[Tensor, Tensor, float],
     *,
     dtype: torch.dtype = torch.bfloat16,
+    states_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """The states [N, P, E] before a tower's first layer in float32, and their norm in `dtype`.
+    """The states [N, P, E] before a tower's first layer, and their norm in `dtype`.
 
     Args:
         embedded_NSE: the patches' vectors, S = P - 1: the first place has none.
@@ -89,9 +91,10 @@ def embed_norm(
         first: weight, bias and epsilon of the norm that gives the states.
         second: those of the norm after it.
         dtype: of the second norm's values.
+        states_dtype: of the states.
     """
     pictures, (places, width) = len(embedded_NSE), moved_PE.shape
-    states_NPE = moved_PE.new_empty(pictures, places, width)
+    states_NPE = moved_PE.new_empty(pictures, places, width, dtype=states_dtype)
     normed_NPE = torch.empty_like(states_NPE, dtype=dtype)
     padded = triton.next_power_of_2(width)
     _embed_kernel[(pictures * places,)](
@@ -183,6 +186,14 @@ def _warps(padded: int) -> int:
 
 
 @triton.jit
+def _finite(x, out_ptr):
+    """As it is to be stored; in float16, what is too large for it becomes the largest number."""
+    if out_ptr.dtype.element_ty == tl.float16:
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return x
+
+
+@triton.jit
 def _kernel(
     states_ptr,
     one_ptr,
@@ -202,13 +213,13 @@ def _kernel(
     row = tl.program_id(0).to(tl.int64) * WIDTH  # a large batch has more numbers than 32 bits count
     width = tl.arange(0, BLOCK_E)
     inside = width < WIDTH
-    states = tl.load(states_ptr + row + width, mask=inside, other=0.0)
+    states = tl.load(states_ptr + row + width, mask=inside, other=0.0).to(tl.float32)
     if BRANCHES > 0:
         states += tl.load(one_ptr + row + width, mask=inside, other=0.0).to(tl.float32)
     if BRANCHES > 1:
         states += tl.load(other_ptr + row + width, mask=inside, other=0.0).to(tl.float32)
     if KEEPS_SUM:
-        tl.store(sums_ptr + row + width, states, mask=inside)
+        tl.store(sums_ptr + row + width, _finite(states, sums_ptr), mask=inside)
     mean = tl.sum(states, axis=0) / WIDTH
     centred = tl.where(inside, states - mean, 0.0)
     variance = tl.sum(centred * centred, axis=0) / WIDTH
@@ -255,7 +266,7 @@ def _embed_kernel(
     states += tl.load(moved_ptr + place * WIDTH + width, mask=inside, other=0.0)
     states = _norm(states, inside, weight1_ptr, bias1_ptr, width, eps1, WIDTH)
     row = (picture * PLACES + place) * WIDTH
-    tl.store(states_ptr + row + width, states, mask=inside)
+    tl.store(states_ptr + row + width, _finite(states, states_ptr), mask=inside)
     normed = _norm(states, inside, weight2_ptr, bias2_ptr, width, eps2, WIDTH)
     tl.store(normed_ptr + row + width, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 

@@ -3,7 +3,9 @@
 A processor with products of its own for bfloat16 (AVX-512 BF16, AMX) does them two to three times as fast as
 those in float32, a GPU ten times, and nine tenths of the work of a ViT are such products. transformers' own
 `bfloat16` rounds the sums too. Here they stay exact, so that vectors differ from those in float32 by 1e-5 in
-cosine or less. On a GPU a sum and the norm after it are one kernel, and attention of few places is another.
+cosine or less. On a GPU a sum and the norm after it are one kernel, and so are attention of few places, and a
+product with CLIP's activation. There the states of a whole tower are kept in float16 from one kernel to the
+next: a sum is made in float32, and what is added to it has eight times the rounding error (bfloat16).
 
 It is for layers named as in CLIP and SigLIP, without a mask, and where a tower is large: small ones gain
 little, and are exact. `GARE_CPU_PRECISION=float32` and `GARE_GPU_PRECISION=float32` turn it off.
@@ -24,7 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gare.encoders.short_attention import has_triton, is_short, short_attention
+from gare.encoders.short_attention import (
+    attend_once,
+    has_triton,
+    is_one_query,
+    is_short,
+    short_attention,
+)
 
 VARIABLES = {"cpu": "GARE_CPU_PRECISION", "cuda": "GARE_GPU_PRECISION"}
 """Set to float32, they turn it off on such devices."""
@@ -122,7 +130,8 @@ class _Bfloat16Layer(nn.Module):
             states_NPE, branches, normed_NPE = _add_norm(states_NPE, branches, self.layer_norm1)
         if getattr(self, "GIVES_FIRST_PLACE", False):
             states_NPE, width = states_NPE[:, :1], normed_NPE.shape[-1]
-            query = F.linear(normed_NPE[:, :1], weights["qkv"][:width], weights["qkv_bias"][:width])
+            # Rows far apart are one product as a matrix; with a dimension more they are a product each.
+            query = F.linear(normed_NPE[:, 0], weights["qkv"][:width], weights["qkv_bias"][:width])[:, None]
             both = F.linear(normed_NPE, weights["qkv"][width:], weights["qkv_bias"][width:])
             query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
             key, value = both.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)
@@ -134,8 +143,7 @@ class _Bfloat16Layer(nn.Module):
         states_NPE, branches, normed_NPE = _add_norm(
             states_NPE, (*branches, branch_NPE), self.layer_norm2, keeps_sum=False
         )
-        hidden = F.linear(normed_NPE, weights["fc1"], weights["fc1_bias"])
-        hidden = F.silu(hidden, inplace=True) if is_quick_gelu(self.mlp) else self.mlp.activation_fn(hidden)
+        hidden = _activated(normed_NPE, weights["fc1"], weights["fc1_bias"], self.mlp)
         return states_NPE, (*branches, F.linear(hidden, weights["fc2"], weights["fc2_bias"]))
 
 
@@ -146,7 +154,8 @@ Branches = tuple[Tensor, ...]
 def run_layers(layers: Iterable[Any], states_NPE: Tensor, normed_NPE: Tensor | None = None) -> Tensor:
     """Layers that were prepared, one after the other: each sum is made by the norm that reads it.
 
-    The first layer's first norm may be given.
+    The first layer's first norm may be given. States come in float32, or in float16 where `has_kernel`; their
+    last sum is in float32.
     """
     branches: Branches = ()
     for layer in layers:
@@ -156,17 +165,40 @@ def run_layers(layers: Iterable[Any], states_NPE: Tensor, normed_NPE: Tensor | N
 
 
 def _sum(states_NPE: Tensor, branches: Branches) -> Tensor:
+    states_NPE = states_NPE.float()
     for branch_NPE in branches:
         states_NPE = states_NPE + branch_NPE
     return states_NPE
 
 
+def _activated(normed_NPE: Tensor, weight: Tensor, bias: Tensor, mlp: Any) -> Tensor:
+    """The first product of an MLP and its activation."""
+    if not is_quick_gelu(mlp):
+        activated: Tensor = mlp.activation_fn(F.linear(normed_NPE, weight, bias))
+        return activated
+    if has_active_product(normed_NPE, weight):
+        from gare.encoders.active_product_cuda import active_product
+
+        return active_product(normed_NPE, weight, bias)
+    return F.silu(F.linear(normed_NPE, weight, bias), inplace=True)
+
+
+def has_active_product(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product and the activation after it are one kernel there."""
+    if not has_kernel(x):
+        return False
+    from gare.encoders.active_product_cuda import takes
+
+    return takes(x, weight)
+
+
 def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
     """Attended values [N, P, H, E]."""
+    scale = query_NHPE.shape[-1] ** -0.5
+    if is_one_query(query_NHPE, key_NHPE):
+        return attend_once(query_NHPE, key_NHPE, value_NHPE, scale)
     if is_short(query_NHPE, key_NHPE):
-        attended_NPHE: Tensor = short_attention(
-            query_NHPE, key_NHPE, value_NHPE, query_NHPE.shape[-1] ** -0.5
-        )
+        attended_NPHE: Tensor = short_attention(query_NHPE, key_NHPE, value_NHPE, scale)
         return attended_NPHE
     return F.scaled_dot_product_attention(query_NHPE, key_NHPE, value_NHPE).transpose(1, 2)
 
@@ -174,7 +206,7 @@ def _attend(query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor) -> Tensor:
 def _add_norm(
     states: Tensor, branches: Branches, norm: nn.LayerNorm, *, keeps_sum: bool = True
 ) -> tuple[Tensor, Branches, Tensor]:
-    """States and branches of the same sum in float32, and its norm in bfloat16.
+    """States and branches of the same sum, and its norm in bfloat16.
 
     A sum that the next norm can make again need not be kept: on a GPU, writing it takes time.
     """

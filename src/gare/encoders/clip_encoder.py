@@ -30,6 +30,10 @@ from gare.settings import Range
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
+LARGEST_STATES = 64
+"""Layers add about one to states, rounded to bfloat16. Float16 rounds eight times finer, but all of the sum,
+and each time that it is stored: where states begin larger than this, most of the error would be float16's."""
+
 
 @dataclass(frozen=True)
 class ClipEncoderConfig(EncoderConfig):
@@ -55,10 +59,9 @@ class ClipEncoder(Encoder):
     config: ClipEncoderConfig
     trains_by_kernels = True
     """Whether a training step in bfloat16 on a GPU has its towers by `training_layers`, where it can."""
-    trains_texts_by_kernels = True
-    """The same for the text tower alone."""
-    embeds_by_kernel = True
-    """Whether, in encoding on a GPU, what is before the first product is one kernel."""
+    STATES_DTYPE = torch.float16
+    """In which the states of the image tower are kept between kernels, in encoding on a GPU; in float32 where
+    they begin larger than `LARGEST_STATES`."""
 
     def __init__(
         self, config: ClipEncoderConfig, *, weights: bool = True, tokenizer_folder: Path | None = None
@@ -159,7 +162,7 @@ class ClipEncoder(Encoder):
 
     def _text_parts(self, token_ids_TW: Tensor) -> list[LayerParts] | None:
         """The layers of the text tower, if kernels are to train them."""
-        is_wanted = token_ids_TW.is_cuda and self.kind == "clip" and self.trains_texts_by_kernels
+        is_wanted = token_ids_TW.is_cuda and self.kind == "clip"
         if not (is_wanted and self._trains_by_kernels()):
             return None
         return trainable_parts(list(self.text.encoder.layers), token_ids_TW.shape[1])
@@ -202,27 +205,34 @@ class ClipEncoder(Encoder):
 
     def _embed_and_norm(self, patches_NPX: Tensor) -> tuple[Tensor, Tensor | None]:
         """The states before the first layer; and their norm, where one kernel gives both."""
-        if not (self.embeds_by_kernel and has_kernel(patches_NPX)):
+        if not has_kernel(patches_NPX):
             return self._embed(patches_NPX), None
         from gare.encoders.add_norm_cuda import embed_norm
 
-        weight_EX, moved_PE = self._kept_embedding(patches_NPX.dtype)
+        weight_EX, moved_PE, largest = self._kept_embedding(patches_NPX.dtype)
+        states_dtype = self.STATES_DTYPE if largest <= LARGEST_STATES else torch.float32
         norms = (self.vision.pre_layrnorm, self.vision.encoder.layers[0].layer_norm1)
         first, second = ((norm.weight, norm.bias, norm.eps) for norm in norms)
-        return embed_norm(nn.functional.linear(patches_NPX, weight_EX), moved_PE, first, second)
+        embedded_NSE = nn.functional.linear(patches_NPX, weight_EX)
+        return embed_norm(embedded_NSE, moved_PE, first, second, states_dtype=states_dtype)
 
-    def _kept_embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`_embedding` without gradients: made when it is first needed, and again when it has changed."""
-        embeddings = self.vision.embeddings
+    def _kept_embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+        """`_embedding` without gradients, and how large states are after it, four standard deviations away.
+
+        Made when it is first needed, and again when it has changed.
+        """
+        embeddings, norm = self.vision.embeddings, self.vision.pre_layrnorm
         patch = embeddings.patch_embedding
         parts = [patch.weight, embeddings.class_embedding, embeddings.position_embedding.weight]
+        parts += [norm.weight, norm.bias]
         parts += [] if patch.bias is None else [patch.bias]
         version = [dtype, *((part.data_ptr(), part._version) for part in parts)]
         kept = self.__dict__.get("_embedding_of_bytes")
         if kept is None or kept[0] != version:
-            kept = (version, tuple(each.detach() for each in self._embedding(dtype)))
+            weight_EX, moved_PE = (each.detach() for each in self._embedding(dtype))
+            kept = (version, (weight_EX, moved_PE, float((4 * norm.weight.abs() + norm.bias.abs()).max())))
             self.__dict__["_embedding_of_bytes"] = kept
-        found: tuple[Tensor, Tensor] = kept[1]  # type: ignore[assignment]
+        found: tuple[Tensor, Tensor, float] = kept[1]
         return found
 
     def _embedding(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -379,8 +389,6 @@ class FirstPlaceLayer(nn.Module):
     """
 
     GIVES_FIRST_PLACE = True
-    ATTENDS_BY_SUMS = True
-    """Whether torch.compile makes its attention: kernels for many queries take four times as long for one."""
     layer_norm1: nn.LayerNorm
     layer_norm2: nn.LayerNorm
     self_attn: Any
@@ -406,7 +414,8 @@ class FirstPlaceLayer(nn.Module):
         query_NH1E = heads_of(attention.q_proj(normed_NPE[:, :1]))
         key_NHPE, value_NHPE = heads_of(attention.k_proj(normed_NPE)), heads_of(attention.v_proj(normed_NPE))
         dropout = attention.dropout if self.training else 0.0
-        if self.ATTENDS_BY_SUMS and not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
+        # Kernels for many queries take four times as long for one as what torch.compile makes.
+        if not dropout and normed_NPE.is_cuda and torch.compiler.is_compiling():
             attended_NH1E = attend_by_sums(query_NH1E, key_NHPE, value_NHPE)
         else:
             attended_NH1E = nn.functional.scaled_dot_product_attention(

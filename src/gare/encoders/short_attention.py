@@ -76,16 +76,31 @@ def has_triton() -> bool:
 
 def is_short(query_NHPE: Tensor, key_NHPE: Tensor) -> bool:
     """Whether the kernels take it, and are faster."""
-    _, _, places, width = query_NHPE.shape
+    return _has_few_keys(key_NHPE) and query_NHPE.shape == key_NHPE.shape
+
+
+def is_one_query(query_NHPE: Tensor, key_NHPE: Tensor) -> bool:
+    """Whether `attend_once` takes it, and is faster."""
+    return _has_few_keys(key_NHPE) and query_NHPE.shape[2] == 1
+
+
+def _has_few_keys(key_NHPE: Tensor) -> bool:
+    _, _, places, width = key_NHPE.shape
     return (
         not torch.is_grad_enabled()
-        and query_NHPE.is_cuda
+        and key_NHPE.is_cuda
         and has_triton()
-        and query_NHPE.dtype in (torch.bfloat16, torch.float16)
-        and query_NHPE.shape == key_NHPE.shape
+        and key_NHPE.dtype in (torch.bfloat16, torch.float16)
         and places <= MOST_PLACES
         and width <= MOST_WIDTH
     )
+
+
+def attend_once(query_NH1E: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float) -> Tensor:
+    """Attended values [N, 1, H, E] of one query, without gradients."""
+    from gare.encoders.short_attention_cuda import attend_once
+
+    return attend_once(query_NH1E, key_NHPE, value_NHPE, scale)
 
 
 # --- two operators ------------------------------------------------------------------------------------------

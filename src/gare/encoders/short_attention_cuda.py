@@ -47,6 +47,16 @@ def forward(
     return attended_NPHE
 
 
+def attend_once(query_NH1E: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float) -> Tensor:
+    """Attended values [N, 1, H, E] of one query: sums over keys and values that are read once."""
+    pictures, heads, _, width = query_NH1E.shape
+    attended_N1HE = query_NH1E.new_empty(pictures, 1, heads, width)
+    tensors = (*_side_by_side(query_NH1E, key_NHPE, value_NHPE), attended_N1HE.transpose(1, 2))
+    sizes = _sizes(key_NHPE)
+    _one_query_kernel[(pictures * heads,)](*tensors, *_strides(tensors), scale, **sizes)
+    return attended_N1HE
+
+
 def backward(
     gradient_NPHE: Tensor, query_NHPE: Tensor, key_NHPE: Tensor, value_NHPE: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,6 +206,46 @@ def _forward_kernel(
     attended = tl.dot(weights.to(value.dtype), value)
     out = out_ptr + picture * out_n + head * out_h + place[:, None] * out_p + width[None, :]
     tl.store(out, attended.to(value.dtype), mask=inside)
+
+
+@triton.jit
+def _one_query_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    out_ptr,
+    query_n,
+    query_h,
+    query_p,
+    key_n,
+    key_h,
+    key_p,
+    value_n,
+    value_h,
+    value_p,
+    out_n,
+    out_h,
+    out_p,
+    scale,
+    HEADS: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    picture, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    place, width = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_E)
+    inside = (place[:, None] < PLACES) & (width[None, :] < WIDTH)
+    key = _load(key_ptr, picture, head, key_n, key_h, key_p, place, width, inside).to(tl.float32)
+    value = _load(value_ptr, picture, head, value_n, value_h, value_p, place, width, inside).to(tl.float32)
+    query = query_ptr + picture * query_n + head * query_h + width
+    query = tl.load(query, mask=width < WIDTH, other=0.0).to(tl.float32)
+    logits = tl.sum(key * query[None, :], axis=1) * scale
+    logits = tl.where(place < PLACES, logits, float("-inf"))
+    powers = tl.exp(logits - tl.max(logits, axis=0))
+    attended = tl.sum(powers[:, None] * value, axis=0) / tl.sum(powers, axis=0)
+    out = out_ptr + picture * out_n + head * out_h + width
+    tl.store(out, attended.to(out_ptr.dtype.element_ty), mask=width < WIDTH)
 
 
 @triton.jit

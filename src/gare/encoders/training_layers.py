@@ -30,9 +30,6 @@ from torch import Tensor, nn
 from gare.encoders.bfloat16_layers import is_fitting, is_quick_gelu
 from gare.encoders.short_attention import MOST_PLACES, MOST_WIDTH, has_triton
 
-GRADIENTS_IN_FLOAT32 = True
-"""Whether the gradient of a weight leaves its product in float32, where a GPU can; or in bfloat16 first."""
-
 
 class LayerParts(NamedTuple):
     """What a layer is made of."""
@@ -435,7 +432,7 @@ def _product_of_rows(gradient_RO: Tensor, input_RE: Tensor) -> Tensor:
     # A product with bfloat16 on one side and float32 on the other: torch 2.8 and later, on a GPU alone.
     mixed = getattr(torch.ops.aten.mm, "dtype", None)
     is_bfloat16 = gradient_RO.is_cuda and gradient_RO.dtype == torch.bfloat16
-    if not GRADIENTS_IN_FLOAT32 or mixed is None or not is_bfloat16:
+    if mixed is None or not is_bfloat16:
         return (gradient_RO.mT @ input_RE).float()
     product: Tensor = mixed(gradient_RO.mT, input_RE, torch.float32)
     return product
