@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.backends.nvidia import driver as nvidia
 
 from gare.interaction import kernel_calls_cuda
-from gare.interaction.kernel_calls_cuda import Replayed, launch
+from gare.interaction.kernel_calls_cuda import Launch, Replayed, is_watched, launch
 
 
 class Kernel:
@@ -42,7 +44,8 @@ class Compiled(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_calls_cuda, "_compiled", {})
-    monkeypatch.setattr(kernel_calls_cuda, "_stream", lambda: 0)
+    active = SimpleNamespace(get_current_stream=lambda device: 70 + device)
+    monkeypatch.setattr(kernel_calls_cuda, "driver", SimpleNamespace(active=active))
 
 
 def test_it_is_compiled_again_where_triton_would():
@@ -64,6 +67,59 @@ def test_it_is_compiled_again_where_triton_would():
     assert call(tensor[1:]) == 7  # whose address is no multiple of 16
     assert call(tensor[1:]) == 8  # and is not kept
     assert call() == 8
+
+
+class Triton36:
+    """Stands for Triton's launcher: the method, and the function in C within."""
+
+    launch_cooperative_grid, launch_pdl = False, True
+    global_scratch_size = profile_scratch_size = 0
+    __module__ = "triton36"
+
+    def __init__(self):
+        self.direct, self.around = [], []
+
+    def launch(self, *arguments):
+        self.direct.append(arguments)
+
+    def __call__(self, *arguments):
+        self.around.append(arguments)
+
+
+def test_the_function_in_c_is_called_where_it_takes_what_is_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton36", SimpleNamespace(_BASE_ARGS_FORMAT="iiiKKppOOOOOO"))
+    run = Triton36()
+    compiled = SimpleNamespace(run=run, function=5, packed_metadata=(4, 1, 0))
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    hooks, own = (None, None, None), (1024, 2048, 3, 0.5, 64)
+    assert run.direct == [(12, 1, 1, 71, 5, False, True, None, None, (4, 1, 0), *hooks, *own)]
+    assert not run.around
+
+    run.global_scratch_size = 16  # which the method around it allocates
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    monkeypatch.setitem(sys.modules, "triton36", SimpleNamespace())  # another version
+    run.global_scratch_size = 0
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    assert run.around == [(12, 1, 1, 71, 5, (4, 1, 0), *hooks, *own)] * 2
+    assert len(run.direct) == 1
+
+
+def test_the_triton_installed_here_is_called_directly():
+    """Where this fails, another Triton is pinned: look at what its launcher takes, and change _LAYOUT."""
+    assert nvidia._BASE_ARGS_FORMAT == kernel_calls_cuda._LAYOUT
+    assert {"launch_cooperative_grid", "launch_pdl"} < set(nvidia.CudaLauncher.__init__.__code__.co_names)
+
+
+def test_a_profiler_is_told_of_every_launch(monkeypatch):
+    kernel, tensor = Kernel(), torch.zeros(32)
+    assert not is_watched()
+    for calls, compiled in (([], 1), ([], 1), ([print], 2), ([print], 3)):  # which Triton has at hand
+        knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=calls)))
+        monkeypatch.setattr(kernel_calls_cuda, "knobs", knobs)
+        launch(kernel, lambda _: 1, (tensor,), (), {})
+        assert kernel.compiled == compiled
+    monkeypatch.setattr(kernel_calls_cuda, "knobs", SimpleNamespace(runtime=SimpleNamespace()))
+    assert not is_watched()
 
 
 def test_on_a_cpu_a_function_is_called_as_it_is():
