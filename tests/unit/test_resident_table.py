@@ -258,7 +258,7 @@ def test_kernels_get_their_arguments_in_order(monkeypatch):
     table.find(text, 2, video.__getitem__)
     interaction = interaction.float()
     cards = interaction.cards(video.to(torch.float32))
-    gap_aware_cuda.score(text.text_TD.float(), cards, interaction.config)
+    gap_aware_cuda.score(text.text_TD.float(), cards)
     assert len(names_of) == 8
 
 

@@ -5,7 +5,8 @@ turns the products into scores while they are in registers. Nothing of T × V ×
 read, scores are written. With few texts a program has fewer rows, and takes as long as reading its cards.
 
 Inference only, frame context. `gap_aware_factored.pair_products` is the reference: tests run this kernel in
-Triton's interpreter on the CPU against it, and `gare bench scoring` compares the two again on the GPU.
+Triton's interpreter on the CPU against it, and `gare bench scoring` compares the two again on the GPU. The
+file is long because its kernel is: numbers stay in registers from the products to the scores.
 
 Imports Triton, so `gap_aware.py` imports this file only when it can run. Shapes: T texts, V videos, F frames,
 H heads, A = H × F atoms, D embedding. In the kernel frames are padded to a power of two.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,78 +24,123 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gare.interaction.fused_cards import FEW_TEXTS, fuse
+from gare.interaction.fused_cards import FEW_TEXTS, FusedCards, fuse
 from gare.interaction.gap_aware_cards import GapAwareCards
 from gare.interaction.interaction import SQUARE_FLOOR
-from gare.interaction.kernel_calls_cuda import launch
+from gare.interaction.kernel_calls_cuda import ALIGNMENT, Launch, is_watched, launch
 
 if TYPE_CHECKING:
     from gare.interaction.gap_aware import GapAwareConfig
 
 
 _MANY_PAIRS = 2**22
+_MOST_CALLS = 64
 TEXTS_AT_ONCE = 8
 LOG2E = tl.constexpr(math.log2(math.e))
 HAS_ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """The interpreter has none; without it the numbers are the same."""
 
 
-def score(text_TD: Tensor, cards: GapAwareCards, config: GapAwareConfig) -> Tensor:
-    """Scores [T, V]."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What all calls with as many texts share: how both kernels are launched, and where cards lie."""
+
+    text: Launch
+    num_text_programs: int
+    score: Launch
+    num_programs: int
+    shared: int
+    cards: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
+def score(text_TD: Tensor, cards: GapAwareCards) -> Tensor:
+    """Scores [T, V] by the settings that the cards were made with."""
+    device = text_TD.get_device()
+    if device >= 0 and device != torch.cuda.current_device():  # kernels are launched where torch is
+        with torch.cuda.device(device):
+            return score(text_TD, cards)
+    dtype = cards.pool.frames_VFD.dtype
+    if text_TD.dtype != dtype:
+        text_TD = text_TD.to(dtype)
+    text_TD = text_TD.contiguous()
+    num_texts = text_TD.shape[0]
+    text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=text_TD.device)
+    scores_TV = torch.empty(
+        num_texts, cards.pool.mask_VF.shape[0], dtype=torch.float32, device=text_TD.device
+    )
+    call, address = cards.calls.get(num_texts), text_TD.data_ptr()
+    if call is None or address % ALIGNMENT or is_watched():
+        _score_first(text_TD, cards, text_T4, scores_TV)
+        return scores_TV
+    numbers = text_T4.data_ptr()
+    call.text(call.num_text_programs, device, (address, call.shared, numbers), (num_texts,))
+    addresses = (address, numbers, *call.cards, scores_TV.data_ptr())
+    call.score(call.num_programs, device, addresses, call.numbers)
+    return scores_TV
+
+
+def _score_first(text_TD: Tensor, cards: GapAwareCards, text_T4: Tensor, scores_TV: Tensor) -> None:
+    """Fill the scores, with everything looked up; the cards keep what the next call needs."""
     owner, pool = cards.increment, cards.pool
+    config: Any = cards.config
     assert owner is not None
     fused = fuse(cards) if cards.fused is None else cards.fused
     num_videos, num_frames = pool.mask_VF.shape
     num_texts, dim = text_TD.shape
-    dtype, device = owner.key_OAD.dtype, text_TD.device
-    text_TD = text_TD.to(dtype).contiguous()
-    is_few = num_texts <= FEW_TEXTS
-    constants = _constants(config, dtype, dim, fused.num_frames, owner.num_heads, is_few)
-    text_T4 = torch.empty(num_texts, 4, dtype=torch.float32, device=device)
-    own = (text_TD, fused.shared_2D, text_T4)
-    num_programs = -(-num_texts // TEXTS_AT_ONCE)
-    launch(_text_kernel, lambda _: num_programs, own, (num_texts,), _text_constants(dim), num_warps=4)
-    scores_TV = torch.empty(num_texts, num_videos, dtype=torch.float32, device=device)
-    tensors = (
-        text_TD,
-        text_T4,
-        owner.key_OAD.contiguous(),
-        owner.atom_OAD.contiguous(),
-        pool.frames_VFD.contiguous(),
-        fused.rows_VR.contiguous(),
-        fused.forms_VG.contiguous(),
-        fused.constants_K,
-        scores_TV,
+    num_text_programs = triton.cdiv(num_texts, TEXTS_AT_ONCE)
+    first = launch(
+        _text_kernel,
+        lambda _: num_text_programs,
+        (text_TD, fused.shared_2D, text_T4),
+        (num_texts,),
+        _text_constants(dim),
+        num_warps=4,
     )
-    size = int(num_texts * num_videos > _MANY_PAIRS)  # the fastest shape is another one then
+    vectors = (owner.key_OAD, owner.atom_OAD, pool.frames_VFD)
+    kept = (*vectors, fused.rows_VR, fused.forms_VG, fused.constants_K)
+    tensors = (text_TD, text_T4, *[tensor.contiguous() for tensor in kept], scores_TV)
+    size = int(num_texts * num_videos > _MANY_PAIRS)  # a shape chosen for a few pairs may be slow for many
     numbers = (num_texts, num_videos, num_frames, size, owner.eps, LOG2E.value / config.pooling_temperature)
-    num_atoms = fused.num_atoms
 
     def num_programs_of(meta: dict[str, Any]) -> int:
-        videos = max(1, meta["COLUMNS"] // num_atoms)
-        return int(-(-num_videos // videos) * -(-num_texts // meta["TEXTS"]))
+        videos = max(1, meta["COLUMNS"] // fused.num_atoms)
+        return int(triton.cdiv(num_videos, videos) * triton.cdiv(num_texts, meta["TEXTS"]))
 
-    launch(_score_kernel, num_programs_of, tensors, numbers, constants, kind=(size,))
-    return scores_TV
+    constants = _constants(config, text_TD.dtype, dim, fused, owner.num_heads, is_few=num_texts <= FEW_TEXTS)
+    second = launch(_score_kernel, num_programs_of, tensors, numbers, constants, kind=(size,))
+    lies_still = cards.fused is not None and all(tensor.is_contiguous() for tensor in kept)
+    if first is None or second is None or not lies_still:
+        return
+    if len(cards.calls) >= _MOST_CALLS:
+        cards.calls.clear()
+    cards.calls[num_texts] = _Call(
+        first,
+        num_text_programs,
+        second,
+        num_programs_of(second.constants),
+        fused.shared_2D.data_ptr(),
+        tuple(tensor.data_ptr() for tensor in kept),
+        numbers,
+    )
 
 
-@lru_cache
 def _constants(
     config: GapAwareConfig,
     dtype: torch.dtype,
     dim: int,
-    num_frames: int,
+    fused: FusedCards,
     num_heads: int,
+    *,
     is_few: bool,
 ) -> dict[str, Any]:
     """What the kernel is compiled for, in the order of its parameters."""
-    is_half = dtype in (torch.float16, torch.bfloat16)
     return {
         "DIM": dim,
-        "FRAMES": num_frames,
+        "FRAMES": fused.num_frames,
         "HEADS": num_heads,
         "FEW": is_few,
-        "PRECISION": "tf32" if is_half else "tf32x3",
+        "PRECISION": "tf32" if dtype in (torch.float16, torch.bfloat16) else "tf32x3",
         "QUERY_IS_TEXT": config.query == "text",
         "GAP_SIGN": 1.0 if config.gap_direction == "video_minus_text" else -1.0,
         "NORMALISE": config.normalise,
@@ -105,13 +151,8 @@ def _constants(
     }
 
 
-@lru_cache
 def _text_constants(dim: int) -> dict[str, Any]:
-    return {"DIM": dim, "TEXTS": TEXTS_AT_ONCE, "STEP": _step_of(dim, 128)}
-
-
-def _step_of(dim: int, most: int) -> int:
-    return max(16, min(most, 1 << (dim - 1).bit_length()))
+    return {"DIM": dim, "TEXTS": TEXTS_AT_ONCE, "STEP": max(16, min(128, triton.next_power_of_2(dim)))}
 
 
 # --- which shapes are tried ---------------------------------------------------------------------------------
