@@ -142,9 +142,8 @@ def host_us(function: Callable[[], object], repeats: int = 20) -> float:
 # --- scores -------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any]:
-    """One head, text-conditioned pooling; the first 64 × 64 pairs compared with float64."""
+def random_case(num_texts: int, num_videos: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """One head, text-conditioned pooling, videos of 12 frames; the last are numbers for a bare product."""
     generator = torch.Generator(DEVICE).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -154,9 +153,16 @@ def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any
     mask_VF = torch.ones(num_videos, 12, dtype=torch.bool, device=DEVICE)
     torch.manual_seed(0)
     exact = GapAware(GapAwareConfig(pooling="text_conditioned"), 512).eval().to(DEVICE, dtype)
-    cards = exact.cards(VideoFeatures(frames_VFD, mask_VF))
+    return exact, text, VideoFeatures(frames_VFD, mask_VF), random
+
+
+@torch.no_grad()
+def scores(num_texts: int, num_videos: int, dtype: torch.dtype) -> dict[str, Any]:
+    """All scores in one kernel; the first 64 × 64 pairs compared with float64."""
+    exact, text, video, random = random_case(num_texts, num_videos, dtype)
+    cards = exact.cards(video)
     found_TV = exact.score(text, cards)
-    some = VideoFeatures(frames_VFD[:64].double(), mask_VF[:64])
+    some = video[:64].to(torch.float64)
     true_TV = exact.to(torch.float64).score_pairs(text[:64].to(torch.float64), some).scores_TV
     error = (found_TV[:64, :64].double() - true_TV).abs().max().item()
     exact.to(dtype)
@@ -358,14 +364,23 @@ def on_library(num_items: int) -> dict[str, Any]:
 
 # --- compiling ----------------------------------------------------------------------------------------------
 
+SIZES = {"bfloat16": ("40:40", "40:48", "1:48"), "float32": ("40:40",)}
+"""Sizes that Triton compiles for as for those that are timed: multiples of 16 or not, one text or many."""
+SHAPES = 2
+"""Of the kernel of all scores, for such videos."""
 KERNELS = [
-    *[f"scores:bfloat16:many:{number}" for number in range(len(gap_aware_cuda.MANY))],
-    *[f"scores:bfloat16:few:{number}" for number in range(len(gap_aware_cuda.FEW))],
+    *[
+        f"scores:{dtype}:{size}:{number}"
+        for dtype, sizes in SIZES.items()
+        for size in sizes
+        for number in range(SHAPES)
+    ],
     *[f"resident:wide:{number}" for number in range(3)],
     "resident:bytes:0",
 ]
 
 
+@torch.no_grad()
 def compile_kernel(name: str) -> None:
     """Run a kernel once, small: it is then in Triton's cache for the process that times it."""
     kind, *rest = name.split(":")
@@ -377,16 +392,19 @@ def compile_kernel(name: str) -> None:
             choose(kernel, [all_shapes[min(int(rest[1]), len(all_shapes) - 1)]])
         made.search()
         return
+    dtype, num_texts, num_videos, number = rest
     kernel = gap_aware_cuda._score_kernel
-    shapes = gap_aware_cuda.configs(gap_aware_cuda.MANY if rest[1] == "many" else gap_aware_cuda.FEW)
-    kernel.configs = [shapes[int(rest[2])]]
-    scores(64 if rest[1] == "many" else 1, 64, getattr(torch, rest[0]))
+    fitting = gap_aware_cuda.fitting(kernel.configs, {}, FRAMES=16, HEADS=1, FEW=num_texts == "1")
+    assert len(fitting) == SHAPES
+    kernel.configs = [fitting[int(number)]]
+    exact, text, video, _ = random_case(int(num_texts), int(num_videos), getattr(torch, dtype))
+    exact.score(text, exact.cards(video))
 
 
-def start_compiling() -> dict[str, subprocess.Popen[str]]:
+def start_compiling(names: list[str]) -> dict[str, subprocess.Popen[str]]:
     """All kernels at once, a process each."""
     command = [sys.executable, __file__, "--compile"]
-    return {name: subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in KERNELS}
+    return {name: subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in names}
 
 
 def wait_for_kernels(running: dict[str, subprocess.Popen[str]], kind: str, seconds: float) -> dict[str, Any]:
@@ -413,14 +431,15 @@ def main(seconds: float, shrink: int) -> None:
 
     half = torch.bfloat16
     few, many = max(2, 1000 // shrink), max(2, 10_000 // shrink)
-    running = start_compiling() if DEVICE.type == "cuda" and not ONLY else {}
+    names = [name for name in KERNELS if ONLY in name and DEVICE.type == "cuda"]
+    running = start_compiling(names)
     smaller = ResidentCase(100_000 // shrink, 16, 100)
     million = replace(smaller, num_items=1_000_000 // shrink)
-    run("compile", lambda: wait_for_kernels(running, "scores", 45), left())
+    run("compile scores", lambda: wait_for_kernels(running, "scores", min(45, 0.6 * left())), left())
     run("scores", lambda: scores(few, few, half), min(25, left()))
     run("scores", lambda: scores(few, many, half), min(25, left()))
     run("scores", lambda: scores(1, many, half), min(25, left()))
-    run("compile", lambda: wait_for_kernels(running, "resident", min(45, left() / 2)), left())
+    run("compile resident", lambda: wait_for_kernels(running, "resident", min(45, left() / 2)), left())
     resident("1,000,000", million, 2, left, looks_inside=True)
     resident("100,000, weights × 10", replace(smaller, scale=10), 16, left)
     resident("1,000,000, keys of one byte", replace(million, wide_keys=False), 0, left)

@@ -138,7 +138,7 @@ def pair_scores() -> list[dict]:
 def scores(shape: tuple[int, ...], *, is_few: bool) -> dict:
     """The kernel of all scores in one of its shapes, cards in bfloat16."""
     types = dict.fromkeys(["text_ptr", "key_ptr", "atom_ptr", "frame_ptr"], "*bf16")
-    names = ["text_numbers_ptr", "shared_ptr", "rows_ptr", "constants_ptr", "scores_ptr"]
+    names = ["text_numbers_ptr", "rows_ptr", "constants_ptr", "scores_ptr"]
     types |= dict.fromkeys(names, "*fp32") | {"forms_ptr": "*fp16"}
     types |= dict.fromkeys(["num_texts", "num_videos", "num_frames", "size"], "i32")
     types |= dict.fromkeys(["eps", "inverse_temperature"], "fp32")
@@ -156,10 +156,6 @@ def scores(shape: tuple[int, ...], *, is_few: bool) -> dict:
         "POOL_MEAN": False,
         "MASK_FRAMES": True,
         "SQUARE_FLOOR": 1e-16,
-        "WARM": gap_aware_cuda.WARM,
-        "HOIST": gap_aware_cuda.HOIST,
-        "NUMBERS": gap_aware_cuda.FEW_NUMBERS if is_few else "kernel",
-        "REGS": gap_aware_cuda.REGS and not is_few,
         **config.kwargs,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -236,8 +232,8 @@ if __name__ == "__main__":
         ],
         "pair scores": pair_scores(),
         "scores": [
-            scores(gap_aware_cuda.MANY[0], is_few=False),
-            scores(gap_aware_cuda.FEW[0], is_few=True),
+            *[scores(shape, is_few=False) for shape in gap_aware_cuda.MANY[:2]],
+            *[scores(shape, is_few=True) for shape in gap_aware_cuda.FEW[:2]],
         ],
         "encoding": encoding(),
         "shapes": {width: num_shapes(width) for width in (16, 64, 128)},

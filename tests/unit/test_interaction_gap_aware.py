@@ -110,7 +110,7 @@ def test_a_pooled_vector_that_vanishes_scores_the_same_both_ways(num_frames):
         slow, fast = dense(interaction, text, video), interaction.score(text, video)
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     cards = interaction.float().cards(VideoFeatures(video.frames_VFD.float(), video.mask_VF))
-    fused_TV = gap_aware_cuda.score(text.text_TD.float(), cards, config)
+    fused_TV = gap_aware_cuda.score(text.text_TD.float(), cards)
     torch.testing.assert_close(fused_TV.double(), slow, atol=2e-5, rtol=0)
 
 
@@ -151,7 +151,7 @@ def test_cards_made_in_blocks_and_cards_with_gaps(monkeypatch):
     pieces = interaction.cards(video)
     expected = interaction.score(text, whole)
     torch.testing.assert_close(interaction.score(text, pieces), expected)
-    fused_TV = gap_aware_cuda.score(text.text_TD, whole[::2], interaction.config)
+    fused_TV = gap_aware_cuda.score(text.text_TD, whole[::2])
     torch.testing.assert_close(fused_TV, expected[:, ::2], atol=2e-6, rtol=0)
 
 
@@ -219,7 +219,7 @@ def test_the_cuda_kernel_in_tritons_interpreter_equals_plain_torch(config, num_h
     video = random_video(generator, num_videos, num_frames, dim, torch.float32)
     interaction = random_interaction(generator, config, dim, torch.float32)
     cards = interaction.cards(video)
-    fused_TV = gap_aware_cuda.score(text.text_TD, cards, config)
+    fused_TV = gap_aware_cuda.score(text.text_TD, cards)
     plain_TV = interaction.score(text, cards)
     torch.testing.assert_close(fused_TV, plain_TV, atol=2e-6, rtol=0)
 
@@ -239,7 +239,7 @@ def test_the_cuda_kernel_in_half_precision(scale):
     text, video = text.to(torch.float16), video.to(torch.float16)
     exact = interaction.score(text.to(torch.float64), video.to(torch.float64))
     cards = interaction.half().cards(video)
-    fused_TV = gap_aware_cuda.score(text.text_TD, cards, config)
+    fused_TV = gap_aware_cuda.score(text.text_TD, cards)
     assert (fused_TV - exact).abs().max() < 0.01  # what rounding weights and keys costs
 
 

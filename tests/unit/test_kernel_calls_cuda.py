@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from copy import copy, deepcopy
+from pickle import dumps, loads
 from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.backends.nvidia import driver as nvidia
 
-from gare.interaction import kernel_calls_cuda
-from gare.interaction.kernel_calls_cuda import Replayed, launch
+from features import random_interaction, random_text, random_video
+from gare.interaction import GapAwareConfig, gap_aware_cuda, kernel_calls_cuda
+from gare.interaction.fused_cards import fuse
+from gare.interaction.kernel_calls_cuda import Launch, Replayed, is_watched, launch
 
 
 class Kernel:
@@ -42,7 +48,8 @@ class Compiled(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_calls_cuda, "_compiled", {})
-    monkeypatch.setattr(kernel_calls_cuda, "_stream", lambda: 0)
+    active = SimpleNamespace(get_current_stream=lambda device: 70 + device)
+    monkeypatch.setattr(kernel_calls_cuda, "driver", SimpleNamespace(active=active))
 
 
 def test_it_is_compiled_again_where_triton_would():
@@ -64,6 +71,112 @@ def test_it_is_compiled_again_where_triton_would():
     assert call(tensor[1:]) == 7  # whose address is no multiple of 16
     assert call(tensor[1:]) == 8  # and is not kept
     assert call() == 8
+
+
+class Triton36:
+    """Stands for Triton's launcher: the method, and the function in C within."""
+
+    launch_cooperative_grid, launch_pdl = False, True
+    global_scratch_size = profile_scratch_size = 0
+    __module__ = "triton36"
+
+    def __init__(self):
+        self.direct, self.around = [], []
+
+    def launch(self, *arguments):
+        self.direct.append(arguments)
+
+    def __call__(self, *arguments):
+        self.around.append(arguments)
+
+
+def test_the_function_in_c_is_called_where_it_takes_what_is_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton36", SimpleNamespace(_BASE_ARGS_FORMAT="iiiKKppOOOOOO"))
+    run = Triton36()
+    compiled = SimpleNamespace(run=run, function=5, packed_metadata=(4, 1, 0))
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    hooks, own = (None, None, None), (1024, 2048, 3, 0.5, 64)
+    assert run.direct == [(12, 1, 1, 71, 5, False, True, None, None, (4, 1, 0), *hooks, *own)]
+    assert not run.around
+
+    run.global_scratch_size = 16  # which the method around it allocates
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    monkeypatch.setitem(sys.modules, "triton36", SimpleNamespace())  # another version
+    run.global_scratch_size = 0
+    Launch(compiled, {"SIZE": 64})(12, 1, (1024, 2048), (3, 0.5))
+    assert run.around == [(12, 1, 1, 71, 5, (4, 1, 0), *hooks, *own)] * 2
+    assert len(run.direct) == 1
+
+
+def test_the_triton_installed_here_is_called_directly():
+    """Where this fails, another Triton is pinned: look at what its launcher takes, and change _LAYOUT."""
+    assert nvidia._BASE_ARGS_FORMAT == kernel_calls_cuda._LAYOUT
+    assert {"launch_cooperative_grid", "launch_pdl"} < set(nvidia.CudaLauncher.__init__.__code__.co_names)
+
+
+def test_a_profiler_is_told_of_every_launch(monkeypatch):
+    kernel, tensor = Kernel(), torch.zeros(32)
+    assert not is_watched()
+    for calls, compiled in (([], 1), ([], 1), ([print], 2), ([print], 3)):  # which Triton has at hand
+        knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=calls)))
+        monkeypatch.setattr(kernel_calls_cuda, "knobs", knobs)
+        launch(kernel, lambda _: 1, (tensor,), (), {})
+        assert kernel.compiled == compiled
+    monkeypatch.setattr(kernel_calls_cuda, "knobs", SimpleNamespace(runtime=SimpleNamespace()))
+    assert not is_watched()
+
+
+@torch.no_grad()
+def test_cards_keep_how_they_are_scored(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    video = random_video(generator, 6, 3, 16, torch.float32)
+    interaction = random_interaction(generator, GapAwareConfig(), 16, torch.float32)
+    cards = interaction.cards(video)
+    cards = type(cards)(cards.config, cards.pool, cards.increment, fuse(cards))
+    text_TD = random_text(generator, 8, 2, 16, torch.float32).text_TD
+    looked_up, again = [], []
+
+    def look_up(kernel, num_programs, tensors, numbers, constants, **more):
+        looked_up.append([tensor.data_ptr() for tensor in tensors])
+        constants = constants | {"TEXTS": 64, "COLUMNS": 32}
+        made = SimpleNamespace(constants=constants, expected=(num_programs(constants), numbers))
+
+        class Again:
+            constants = made.constants
+
+            def __call__(self, num_programs, device, addresses, numbers):
+                again.append(addresses)
+                assert (num_programs, numbers) == made.expected
+
+        return Again()
+
+    monkeypatch.setattr(gap_aware_cuda, "launch", look_up)
+
+    def score(text_TD, cards):
+        looked_up.clear()
+        again.clear()
+        assert gap_aware_cuda.score(text_TD, cards).shape == (len(text_TD), len(cards))
+        return len(looked_up), len(again)
+
+    assert score(text_TD, cards) == (2, 0)
+    first = [list(addresses) for addresses in looked_up]
+    assert score(text_TD, cards) == (0, 2)
+    # Text, its numbers and scores are new ones, what lies between is where it was.
+    assert again[0][:2] == (text_TD.data_ptr(), first[0][1])
+    assert again[1][0] == text_TD.data_ptr()
+    assert again[1][1] == again[0][2]
+    assert list(again[1][2:-1]) == first[1][2:-1]
+    assert score(text_TD[:4], cards) == (2, 0)
+    assert score(text_TD[:4], cards) == (0, 2)
+    assert score(text_TD.flatten()[1:65].view(4, 16), cards) == (2, 0)  # whose address is no multiple of 16
+    for other in (cards[:4], copy(cards), deepcopy(cards), loads(dumps(cards)), cards.to("cpu")):
+        assert score(text_TD, other) == (2, 0)
+        assert score(text_TD, other) == (0, 2)
+    for gaps in (cards[::2], interaction.cards(video)):  # what the kernel reads is made for each call
+        assert [score(text_TD, gaps) for _ in range(2)] == [(2, 0), (2, 0)]
+    for num_texts in range(1, 3 * gap_aware_cuda._MOST_CALLS):
+        score(text_TD[:1].expand(num_texts, -1), cards)
+    assert len(cards.calls) <= gap_aware_cuda._MOST_CALLS
 
 
 def test_on_a_cpu_a_function_is_called_as_it_is():

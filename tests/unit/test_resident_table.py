@@ -247,7 +247,7 @@ def test_kernels_get_their_arguments_in_order(monkeypatch):
         assert list(plain.arg_names)[len(tensors) + len(numbers) :] == names
         assert all(name.endswith("_ptr") for name in plain.arg_names[: len(tensors)])
         names_of[kernel] = names
-        kernel_calls_cuda.launch(kernel, num_programs, tensors, numbers, constants, **more)
+        return kernel_calls_cuda.launch(kernel, num_programs, tensors, numbers, constants, **more)
 
     for module in (ball_bounds_cuda, key_bounds_cuda, pair_scores_cuda, gap_aware_cuda):
         monkeypatch.setattr(module, "launch", checked)
@@ -258,7 +258,7 @@ def test_kernels_get_their_arguments_in_order(monkeypatch):
     table.find(text, 2, video.__getitem__)
     interaction = interaction.float()
     cards = interaction.cards(video.to(torch.float32))
-    gap_aware_cuda.score(text.text_TD.float(), cards, interaction.config)
+    gap_aware_cuda.score(text.text_TD.float(), cards)
     assert len(names_of) == 8
 
 

@@ -45,8 +45,13 @@ class FusedCards:
 
 
 def can_fuse(num_frames: int, num_heads: int) -> bool:
-    """Whether the atoms of a video fit into one tile of the kernel."""
-    return _padded(num_frames) * num_heads <= MOST_ATOMS
+    """Whether the atoms of a video fit into one tile of the kernel, whose sides are powers of two.
+
+    >>> can_fuse(12, 8), can_fuse(17, 8), can_fuse(12, 3)
+    (True, False, False)
+    """
+    num_atoms = _padded(num_frames) * num_heads
+    return num_atoms <= MOST_ATOMS and num_atoms & (num_atoms - 1) == 0
 
 
 def fuse(cards: GapAwareCards) -> FusedCards:

@@ -216,6 +216,8 @@ class GapAware(Interaction):
         Pass `cards(video)` instead of videos to pay for them once.
         """
         self.check(text, video)
+        if isinstance(video, GapAwareCards) and self._kernel_fits(text, video):
+            return self._score_fused(text, video)  # whose memory does not grow with the pairs, but for scores
         over_words = self.config.context == "words"
         is_plain = self.config.query == "paper_text"  # it has no factored form
         if is_plain:
@@ -242,9 +244,6 @@ class GapAware(Interaction):
             if self._kernel_fits(texts, cards):
                 return self._score_fused(texts, cards).mT
             return score_block(texts, cards.increment, cards.pool)
-
-        if isinstance(video, GapAwareCards) and self._kernel_fits(text, video):
-            return self._score_fused(text, video)  # whose memory does not grow with the pairs, but for scores
 
         weights = self.increment_net.weights()
         if over_words:
@@ -275,10 +274,13 @@ class GapAware(Interaction):
     def _kernel_fits(self, text: TextFeatures, cards: GapAwareCards) -> bool:
         """Whether the kernel can score this block, which no gradient is wanted of."""
         needs_grad = text.text_TD.requires_grad or cards.pool.gram_VFF.requires_grad
-        return not (torch.is_grad_enabled() and needs_grad) and self._has_kernel(cards.video)
+        if needs_grad and torch.is_grad_enabled():
+            return False
+        is_ready = cards.fused is not None and cards.pool.frames_VFD.is_cuda
+        return is_ready or self._has_kernel(cards.video)
 
     def _score_fused(self, text: TextFeatures, cards: GapAwareCards) -> Tensor:
-        scores_TV: Tensor = _kernels().score(text.text_TD, cards, self.config)
+        scores_TV: Tensor = _kernels().score(text.text_TD, cards)
         return scores_TV
 
     def for_search(self) -> GapAware:

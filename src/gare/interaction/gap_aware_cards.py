@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +93,15 @@ class GapAwareCards(PooledCards):
     """The increment net folded into the frames; None when it attends over words, which texts own."""
     fused: FusedCards | None = None
     """The same for the CUDA kernel, where there is one to read it."""
+
+    @cached_property
+    def calls(self) -> dict[int, Any]:
+        """What calls of the CUDA kernel with so many texts share: `gap_aware_cuda.py` keeps it here."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Calls know where the tensors of these cards lie; those of a copy lie elsewhere."""
+        return {name: value for name, value in vars(self).items() if name != "calls"}
 
 
 def gap_aware_cards(

@@ -315,27 +315,31 @@ def products_of(vectors: PairVectors) -> PairProducts:
 
 def check_shapes(text: TextFeatures, video: VideoFeatures | ScoreCards) -> None:
     """Refuse what is not features, is empty, or does not belong together."""
-    if not isinstance(text, TextFeatures) or not isinstance(video, VideoFeatures | ScoreCards):
+    if not isinstance(text, TextFeatures) or not isinstance(video, (VideoFeatures, ScoreCards)):
         raise ValueError(
             f"texts first, then videos: got {type(text).__name__} and {type(video).__name__} instead of "
             "TextFeatures and VideoFeatures (or ScoreCards)"
         )
-    frames_VFD = features_of(video).frames_VFD
-    if not len(text) or not len(video):
-        raise ValueError(f"nothing to score: {len(text)} texts and {len(video)} videos")
-    if not text.words_TWD.shape[1] or not frames_VFD.shape[1]:
+    text_TD, frames_VFD = text.text_TD, features_of(video).frames_VFD
+    (num_texts, text_dim), (num_videos, num_frames, video_dim) = text_TD.shape, frames_VFD.shape
+    if not num_texts or not num_videos:
+        raise ValueError(f"nothing to score: {num_texts} texts and {num_videos} videos")
+    if not text.words_TWD.shape[1] or not num_frames:
         raise ValueError("texts need at least one word and videos one frame")
-    if text.dim != frames_VFD.shape[-1]:
+    if text_dim != video_dim:
         raise ValueError(
-            f"texts of {text.dim} and videos of {frames_VFD.shape[-1]} dimensions; "
-            "encode both with the same model"
+            f"texts of {text_dim} and videos of {video_dim} dimensions; encode both with the same model"
         )
-    for what in ("dtype", "device"):
-        ours, theirs = getattr(text.text_TD, what), getattr(frames_VFD, what)
-        if ours != theirs:
-            raise ValueError(f"texts are {ours}, videos {theirs}; bring both to one {what} with .to(…)")
-    if not text.text_TD.is_floating_point():
-        raise ValueError(f"features must be floating point numbers, got {text.text_TD.dtype}")
+    if text_TD.dtype != frames_VFD.dtype:
+        raise _differs("dtype", text_TD.dtype, frames_VFD.dtype)
+    if text_TD.device != frames_VFD.device:
+        raise _differs("device", text_TD.device, frames_VFD.device)
+    if not text_TD.is_floating_point():
+        raise ValueError(f"features must be floating point numbers, got {text_TD.dtype}")
+
+
+def _differs(what: str, ours: object, theirs: object) -> ValueError:
+    return ValueError(f"texts are {ours}, videos {theirs}; bring both to one {what} with .to(…)")
 
 
 def check_text(text: TextFeatures, interaction: Interaction) -> None:

@@ -9,20 +9,71 @@ Imports Triton, so others import this file only when it can run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 _log = logging.getLogger("gare.interaction")
 _MOST_GRAPHS = 8
+_LAYOUT = "iiiKKppOOOOOO"
+"""How Triton 3.6 passes a grid, a stream, a function, four settings, its data and three hooks."""
+ALIGNMENT = 16
+"""Triton compiles for addresses that are multiples of it."""
 
 _chosen: dict[tuple[Any, ...], dict[str, Any]] = {}  # what the autotuner chose, by kernel and kind of call
-_compiled: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
-"""Kernels as they were launched, with their constants, by all that they are compiled for."""
+_compiled: dict[tuple[Any, ...], Launch] = {}
+"""Kernels as they were launched, by all that they are compiled for."""
+
+
+class Launch:
+    """A kernel as it was compiled: what is left to say is how many programs, where tensors lie, and numbers.
+
+    Addresses, not tensors: of a tensor Triton's launcher asks the driver where it lies.
+    """
+
+    def __init__(self, compiled: Any, constants: dict[str, Any]) -> None:
+        self.constants = constants
+        self._run, self._settled = _launcher_of(compiled)
+        self._values = tuple(constants.values())
+        self._stream_of = driver.active.get_current_stream
+
+    def __call__(
+        self, num_programs: int, device: int, addresses: Sequence[int], numbers: tuple[float, ...]
+    ) -> None:
+        """Launch it on torch's stream; a graph that is being recorded gets it instead.
+
+        Args:
+            device: the index of the present one.
+        """
+        stream = self._stream_of(device)
+        self._run(num_programs, 1, 1, stream, *self._settled, *addresses, *numbers, *self._values)
+
+
+def _launcher_of(compiled: Any) -> tuple[Callable[..., object], tuple[Any, ...]]:
+    """What launches a kernel, and what it is told between the stream and the kernel's own arguments.
+
+    That is Triton's function in C, where it takes what it takes in Triton 3.6; else the method around it.
+    """
+    run = compiled.run
+    no_hooks = (None, None, None)
+    layout = getattr(sys.modules.get(type(run).__module__), "_BASE_ARGS_FORMAT", None)
+    needs_room = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if layout != _LAYOUT or needs_room or not hasattr(run, "launch"):
+        return run, (compiled.function, compiled.packed_metadata, *no_hooks)
+    kind = (run.launch_cooperative_grid, run.launch_pdl, None, None)  # no room for its own use
+    return run.launch, (compiled.function, *kind, compiled.packed_metadata, *no_hooks)
+
+
+def is_watched() -> bool:
+    """Whether a profiler asked Triton to be told of every launch: an ordinary one tells it."""
+    hook = getattr(knobs.runtime, "launch_enter_hook", None)
+    return bool(getattr(hook, "calls", hook))
 
 
 def launch(
@@ -34,45 +85,41 @@ def launch(
     *,
     kind: tuple[Any, ...] = (),
     **options: int,
-) -> None:
+) -> Launch | None:
     """Launch a kernel as it was compiled the last time; its parameters stand in the order of the arguments.
 
     Args:
         num_programs: how many, by the shape that the autotuner chose.
         kind: what the autotuner looks at besides the constants.
         options: warps and stages, where no autotuner chooses them.
+
+    Returns:
+        What launches it again on tensors of the same types whose addresses are multiples of ALIGNMENT, and
+        with numbers that Triton compiles alike. None the first time, or where there is nothing of the kind.
     """
     addresses = [tensor.data_ptr() for tensor in tensors]
-    is_aligned = not any([address & 15 for address in addresses])
+    is_ordinary = any([address % ALIGNMENT for address in addresses]) or is_watched()
     known = (id(kernel), tensors[0].dtype, tensors[0].device, *kind, *constants.values())
     special = (*known, *options.values(), *[_specialised(number) for number in numbers])
-    compiled, all_constants = _compiled.get(special, (None, constants)) if is_aligned else (None, constants)
-    if compiled is not None:
-        # Addresses are taken as they are, whereas of a tensor the launcher asks the driver where it lies.
-        compiled.run(
-            num_programs(all_constants), 1, 1, _stream(), compiled.function, compiled.packed_metadata,
-            None, None, None, *addresses, *numbers, *all_constants.values(),
-        )  # fmt: skip
-        return
+    again = None if is_ordinary else _compiled.get(special)
+    if again is not None:
+        again(num_programs(again.constants), tensors[0].get_device(), addresses, numbers)
+        return again
     shape: dict[str, Any] = {}
     if isinstance(kernel, Autotuner):
         found = _chosen.get(known)
         if found is None:
             kernel[lambda meta: (num_programs(meta),)](*tensors, *numbers, **constants)
             _chosen[known] = kernel.best_config.all_kwargs()
-            return
+            return None
         kernel = kernel.fn
         shape = {name: value for name, value in found.items() if name in kernel.arg_names}
         options = {name: value for name, value in found.items() if name not in shape}
     constants = constants | shape
     compiled = kernel[(num_programs(constants),)](*tensors, *numbers, **constants, **options)
-    if is_aligned and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
-        _compiled[special] = (compiled, constants)
-
-
-def _stream() -> int:
-    device = driver.active.get_current_device()
-    return int(driver.active.get_current_stream(device))
+    if not is_ordinary and hasattr(compiled, "packed_metadata"):  # the interpreter has nothing to keep
+        _compiled[special] = Launch(compiled, constants)
+    return None
 
 
 def _specialised(number: int | float) -> int:
