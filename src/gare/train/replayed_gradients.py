@@ -124,10 +124,8 @@ class ReplayedGradients:
             return recorded.replay(batch, interaction_seed)
         self._seen[kind] += 1
         try:
-            if self._seen[kind] == 1:
-                return self._compute_and_watch(step)
             if self._seen[kind] <= _EAGER_STEPS:
-                return self._recorder.warm_up(step)
+                return self._warm_up(self._recorder, step)
             if len(self._recorded) >= _MOST_RECORDINGS:
                 return step()
             recorded = self._recorded[kind] = self._record(self._recorder, batch)
@@ -162,10 +160,10 @@ class ReplayedGradients:
             **self._options,
         )
 
-    def _compute_and_watch(self, step: Step) -> Loss:
+    def _warm_up(self, recorder: Recorder, step: Step) -> Loss:
         """A step as it is; nothing is recorded any more if it does what a recording cannot repeat."""
         before = random_state(self._processes.device)
-        loss = step()
+        loss = recorder.warm_up(step)
         after = random_state(self._processes.device)
         reason = None
         if not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
@@ -248,8 +246,8 @@ def recorder_for(device: torch.device) -> Recorder | None:
 class _GraphRecorder:
     """CUDA graphs that share memory: they never run at the same time, and none reads what another left.
 
-    Steps are tried and recorded on a stream of their own, as torch asks for: autograd remembers on which one
-    the gradient of a parameter is added.
+    Steps are tried and recorded on a stream of their own, as torch asks for: where something keeps a part of
+    a former step alive, autograd goes on adding the gradient of a parameter on the stream of that step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -261,10 +259,11 @@ class _GraphRecorder:
     def warm_up(self, step: Step) -> Loss:
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
-        with torch.cuda.stream(self._stream):
-            loss = step()
-        outside.wait_stream(self._stream)
-        return loss
+        try:
+            with torch.cuda.stream(self._stream):
+                return step()
+        finally:
+            outside.wait_stream(self._stream)
 
     def record(self, step: Step) -> Recording:
         graph, generator = torch.cuda.CUDAGraph(), torch.Generator(self._device)
