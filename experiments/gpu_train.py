@@ -10,11 +10,13 @@ a CPU, to try it, kernels in Triton's interpreter.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -100,12 +102,167 @@ def _waits(function: Callable[[], object]) -> list[str]:
     return [f"{Path(each.filename).name}:{each.lineno} {str(each.message)[:60]}" for each in caught]
 
 
-def train_with_bare() -> dict[str, Any]:
+def train_with_bare(*, cuda_graph: bool = True) -> dict[str, Any]:
     """`gare bench train`, as shipped."""
-    model = GareConfig.load({"encoder": {"name": "clip"}} if not IS_SMALL else {"encoder": {"name": "tiny"}})
-    size = {"batch_size": 4, "frames": 2} if IS_SMALL else {"batch_size": 128, "frames": 12}
-    result = benchmark_train(model=model, device=DEVICE, compiled=not IS_SMALL, chunk_size=None, **size)
-    return vars(result)
+    options: dict[str, Any] = {"chunk_size": None, "cuda_graph": cuda_graph, **_PAIRS}
+    return vars(benchmark_train(model=_model(), device=DEVICE, compiled=not IS_SMALL, **options))
+
+
+_PAIRS = {"batch_size": 4, "frames": 2} if IS_SMALL else {"batch_size": 128, "frames": 12}
+
+
+def _model() -> GareConfig:
+    return GareConfig.load({"encoder": {"name": "tiny" if IS_SMALL else "clip"}})
+
+
+def train_graph() -> dict[str, Any]:
+    """The step with its kernels asked for one by one, and as a CUDA graph, in turn; whether they agree."""
+    import gare.bench.train_bench as bench
+    from gare.objective import ObjectiveConfig
+    from gare.train.distributed import Processes
+    from gare.train.gradient_step import make_encode
+    from gare.train.optimizers import build_optimizer
+    from gare.train.replayed_gradients import ReplayedGradients, recorder_for
+    from gare.train.run_config import OptimizerConfig
+    from gare.train.starting_model import compile_towers
+
+    torch.manual_seed(0)
+    model = GARE(_model()).to(DEVICE).train()
+    if not IS_SMALL:
+        compile_towers(model)
+    parameters, optimizer = list(model.parameters()), build_optimizer(model, OptimizerConfig())
+    batch = bench._random_batch(model, _PAIRS["batch_size"], _PAIRS["frames"], DEVICE)
+    result: dict[str, Any] = {}
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gare.train").addHandler(handler)
+    logging.getLogger("gare.train").setLevel(logging.INFO)
+
+    def gradients_by(recorder: Any) -> ReplayedGradients:
+        return ReplayedGradients(
+            model,
+            ObjectiveConfig(),
+            Processes(0, 1, DEVICE),
+            encode=make_encode(model, autocast=not IS_SMALL),
+            rounds_products=not IS_SMALL,
+            recorder=recorder,
+        )
+
+    recorder: Any = recorder_for(DEVICE)
+    if recorder is not None:
+        record = recorder.record
+
+        def record_or_explain(step: Callable[[], Any]) -> Any:
+            try:
+                return record(step)
+            except Exception:
+                result["why_not_recorded"] = traceback.format_exc()[-4000:]
+                raise
+
+        recorder.record = record_or_explain
+    eager, replayed = gradients_by(None), gradients_by(recorder)
+
+    def step(gradients: ReplayedGradients) -> None:
+        gradients(batch)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def measure(name: str, gradients: ReplayedGradients) -> None:
+        call = partial(step, gradients)
+        if not IS_SMALL:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):  # the third is recorded
+            call()
+        found = {"ms": median_ms(call, DEVICE, seconds=0.9)}
+        if not IS_SMALL:
+            found["host_ms"] = _host_ms(call)
+            found["most_allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            found["reserved_gb"] = torch.cuda.memory_reserved() / 1e9
+        result[name] = found
+        result["recorded"], result["log"] = len(replayed._recorded), messages
+        print(json.dumps(result), flush=True)
+
+    step(eager)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        measure("eager 1", eager)
+        measure("replayed 1", replayed)
+    result["warnings"] = sorted({str(each.message)[:300] for each in caught})
+    if not IS_SMALL:
+        result["waits_replayed"] = _waits(partial(step, replayed))
+    result["agreement"] = _agreement(model, eager, replayed)
+    print(json.dumps(result), flush=True)
+    for turn in (2, 3):
+        replayed.forget()
+        measure(f"eager {turn}", eager)
+        measure(f"replayed {turn}", replayed)
+    if not IS_SMALL:
+        result["idle_replayed"] = _idle(partial(step, replayed))
+    return result
+
+
+def _host_ms(call: Callable[[], object]) -> float:
+    """Until all is asked of the GPU."""
+    hosts = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        hosts.append(1000 * (time.perf_counter() - started))
+    torch.cuda.synchronize()
+    return statistics.median(hosts)
+
+
+def _agreement(model: GARE, eager: Any, replayed: Any) -> dict[str, Any]:
+    """Three steps from one start, by each way and once more by the first, which says what chance does.
+
+    Sums of gradients by atomic additions come in any order, so that two runs differ in last bits. AdamW
+    divides a gradient by its size: where it is nearly zero, its update differs most.
+    """
+    import gare.bench.train_bench as bench
+    from gare.train.optimizers import build_optimizer
+    from gare.train.run_config import OptimizerConfig
+
+    torch.manual_seed(1)
+    batches = [bench._random_batch(model, _PAIRS["batch_size"], _PAIRS["frames"], DEVICE) for _ in range(3)]
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def train_from_start(gradients: Any) -> tuple[dict[str, dict[str, torch.Tensor]], list[float]]:
+        model.load_state_dict(start)
+        model.zero_grad(set_to_none=True)
+        optimizer = build_optimizer(model, OptimizerConfig())
+        first: dict[str, torch.Tensor] = {}
+        losses = []
+        for number, batch in enumerate(batches):
+            losses.append(gradients(batch, interaction_seed=number).total)
+            named = [(name, each.grad) for name, each in model.named_parameters() if each.grad is not None]
+            first = first or {name: gradient.clone() for name, gradient in named}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        updates = {name: each.detach() - start[name] for name, each in model.named_parameters()}
+        return {"gradients": first, "updates": updates}, [float(loss) for loss in losses]
+
+    runs = {"eager": eager, "eager again": eager, "replayed": replayed}
+    found = {name: train_from_start(gradients) for name, gradients in runs.items()}
+    result: dict[str, Any] = {f"losses {name}": losses for name, (_, losses) in found.items()}
+    for what, exact in found["eager"][0].items():
+        for name in ("eager again", "replayed"):
+            other = found[name][0][what]
+            shares = sorted(
+                (float((other[key] - x).norm() / x.norm()), key) for key, x in exact.items() if x.any()
+            )
+            result[f"{what}, {name}"] = {
+                "parameters": len(shares),
+                "equal": sum(share == 0 for share, _ in shares),
+                "median": shares[len(shares) // 2][0],
+                "worst": shares[-4:],
+            }
+    model.load_state_dict(start)
+    return result
 
 
 def train_now() -> dict[str, Any]:
@@ -113,13 +270,7 @@ def train_now() -> dict[str, Any]:
     step, result = _step_of_benchmark(seconds=3.0)
     print(json.dumps(result), flush=True)
     if not IS_SMALL:
-        hosts = []
-        for _ in range(5):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            step()
-            hosts.append(1000 * (time.perf_counter() - started))
-        result["host_ms"] = statistics.median(hosts)  # until all is asked of the GPU
+        result["host_ms"] = _host_ms(step)
         for name, measured in (("waits", _waits), ("idle", _idle), ("kernels", partial(_kernels, most=60))):
             try:
                 result[name] = measured(step)
@@ -130,7 +281,10 @@ def train_now() -> dict[str, Any]:
 
 
 def _step_of_benchmark(*, seconds: float) -> tuple[Callable[[], object], dict[str, Any]]:
-    """The step that `gare bench train` measures, and what it says of it, without the bare dual encoder."""
+    """The step that `gare bench train` measures, and what it says of it, without the bare dual encoder.
+
+    Not as a CUDA graph, so that what is changed afterwards has an effect.
+    """
     import gare.bench.train_bench as bench
 
     taken: list[Callable[[], object]] = []
@@ -143,7 +297,7 @@ def _step_of_benchmark(*, seconds: float) -> tuple[Callable[[], object], dict[st
         return found["step_ms"], found.get("step_gb", 0.0)
 
     bench._measure = measure  # type: ignore[assignment]
-    result = train_with_bare()
+    result = train_with_bare(cuda_graph=False)
     return taken[-1], result
 
 
@@ -434,6 +588,7 @@ def _kernels(function: Callable[[], object], most: int = 22) -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
+    train_graph,
     encode_now,
     train_now,
     exactness,

@@ -19,12 +19,14 @@ from gare.evaluate.model_evaluation import score_split
 from gare.train import RunConfig, train
 from gare.train.distributed import Processes
 from gare.train.gradient_step import PairBatch, compute_gradients, make_encode
+from gare.train.replayed_gradients import ReplayedGradients
 from gare.train.run_log import RunLog
 from gare.train.starting_model import build_model
 from gare.train.teachers import make_teachers
 from gare.train.train_state import Progress
 from gare.train.training_frames import open_frames, open_source
 from servers import HANG_S, free_port
+from stand_in_recorder import StandIn
 from toy_data import recipe, write_dataset
 from warm import WarmProcess, run_gare, run_python
 
@@ -307,6 +309,28 @@ def test_preloaded_frames_train_the_same(manifest, tmp_path):
     for run in list(runs)[1:]:
         for name, tensor in weights(tmp_path / run).items():
             torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frames", ["stream", "preload", "cached"])
+def test_a_replayed_run_ends_with_the_same_weights(manifest, tmp_path, monkeypatch, frames):
+    config = RunConfig.load(
+        recipe(manifest, epochs=6, batch_size=4, ema_decay=0.5), [f"data.frames={frames}"]
+    )
+    if frames == "cached":
+        config = RunConfig.load(config.to_values(), ["model.encoder.freeze_image=true"])
+    train(config, tmp_path / "run", device=CPU)
+    recorders = []
+
+    class Replaying(ReplayedGradients):
+        def __init__(self, model, *arguments, **options):
+            recorders.append(StandIn(model))
+            super().__init__(model, *arguments, **options | {"recorder": recorders[0]})
+
+    monkeypatch.setattr("gare.train.training_run.ReplayedGradients", Replaying)
+    train(config, tmp_path / "replayed", device=CPU)
+    assert recorders[0].replayed > recorders[0].recorded > 1  # anew after every evaluation
+    expected, found = weights(tmp_path / "run"), weights(tmp_path / "replayed")
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def test_views_of_one_colour_train_as_cached_features_do(manifest, tmp_path):

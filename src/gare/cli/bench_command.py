@@ -78,6 +78,7 @@ def train(
     ),
     compiled: bool = typer.Option(True, "--compile/--no-compile", help="torch.compile the towers."),
     chunk_size: int | None = typer.Option(None, min=1, help="Encode this many pairs at a time (GradCache)."),
+    cuda_graph: bool = typer.Option(True, help="Replay full GARE's step as a CUDA graph, on a GPU."),
     device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
@@ -102,6 +103,7 @@ def train(
             device=chosen,
             compiled=compiled,
             chunk_size=chunk_size,
+            cuda_graph=cuda_graph,
         )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))

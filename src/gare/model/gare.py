@@ -249,19 +249,25 @@ class GARE(
         frames = [to_bytes(clip, size, fit) for clip in clips]
         return stack_clips(frames, least=least)
 
-    def encode_frames(self, frames_VFCHW: Tensor, mask_VF: Tensor) -> VideoFeatures:
+    def encode_frames(
+        self, frames_VFCHW: Tensor, mask_VF: Tensor, *, num_real: int | None = None
+    ) -> VideoFeatures:
         """Features of frames as a decoder gives them: bytes [V, F, 3, size, size] on any device.
 
         Normalising, the image tower and what follows happen here for every caller: training, evaluation,
         indexing, uploads. Padded frames are not shown to the tower, unless the interaction uses them: then
         they are zero after normalising, as in the released code, whatever bytes they have.
+
+        Args:
+            num_real: how many frames are real, or some more, where that is known: counting those of a mask on
+                a GPU waits for it.
         """
         self._check_frames(frames_VFCHW, mask_VF)
         if frames_VFCHW.dtype != torch.uint8:
             raise ValueError(f"frames must be bytes, got {frames_VFCHW.dtype}; video_features takes floats")
         if self.interaction.masks_padding:
             frames_VFCHW = frames_VFCHW.to(self.device)
-            return self._features_of_shown(self.encoder.encode_frames, frames_VFCHW, mask_VF)
+            return self._features_of_shown(self.encoder.encode_frames, frames_VFCHW, mask_VF, num_real)
         frames_VFCHW, mask_VF = frames_VFCHW.to(self.device), mask_VF.to(self.device)
         pixels_VFCHW = self.encoder.image_format.normalise(frames_VFCHW)
         pixels_VFCHW.masked_fill_(~mask_VF.bool()[:, :, None, None, None], 0)
@@ -298,12 +304,16 @@ class GARE(
             raise ValueError(f"mask must be {list(frames_VFCHW.shape[:2])}, got {list(mask_VF.shape)}")
 
     def _features_of_shown(
-        self, tower: Callable[[Tensor], Tensor], frames_VFCHW: Tensor, mask_VF: Tensor
+        self,
+        tower: Callable[[Tensor], Tensor],
+        frames_VFCHW: Tensor,
+        mask_VF: Tensor,
+        num_real: int | None = None,
     ) -> VideoFeatures:
         """Features of the frames that the tower must see; zeros for the others."""
         frames_NCHW = frames_VFCHW.flatten(0, 1)
         # Counted where the mask is: asking a GPU would wait for it.
-        shown_K, mask_VF = self._frames_to_encode(mask_VF), mask_VF.to(self.device)
+        shown_K, mask_VF = self._frames_to_encode(mask_VF, num_real), mask_VF.to(self.device)
         if shown_K is None:
             features_NE = tower(frames_NCHW)
         else:
@@ -318,17 +328,23 @@ class GARE(
         """Whether a frame's vector is its own, whatever frames are beside it."""
         return self.temporal is None and self.interaction.masks_padding
 
-    def _frames_to_encode(self, mask_VF: Tensor) -> Tensor | None:
-        """Which frames the image tower must see, real ones first; None for all of them."""
+    def num_frames_shown(self, num_real: int, total: int) -> int:
+        """How many of all frames the image tower is shown, if so many are real."""
         if not self.interaction.masks_padding:  # as the released code: padding takes part
-            return None
-        is_padding_N = ~mask_VF.bool().flatten()
-        total = len(is_padding_N)
-        num_real = total - int(is_padding_N.sum())
+            return total
         # A compiled tower is compiled for every number of frames: on a GPU, few different ones.
         together = 512 if self.device.type == "cuda" else 1
-        num_shown = min(total, -(-max(num_real, 1) // together) * together)
-        return None if num_shown == total else is_padding_N.int().argsort(stable=True)[:num_shown]
+        return min(total, -(-max(num_real, 1) // together) * together)
+
+    def _frames_to_encode(self, mask_VF: Tensor, num_real: int | None = None) -> Tensor | None:
+        """Which frames the image tower must see, real ones first; None for all of them."""
+        total = mask_VF.numel()
+        if num_real is None and self.interaction.masks_padding:
+            num_real = int(mask_VF.bool().sum())
+        num_shown = self.num_frames_shown(total if num_real is None else num_real, total)
+        if num_shown == total:
+            return None
+        return (~mask_VF.bool()).flatten().int().argsort(stable=True)[:num_shown]
 
     def video_features_from_cache(self, features_VFE: Tensor, mask_VF: Tensor) -> VideoFeatures:
         """Features of frames from the cached output of a frozen image tower (`encoder.encode_frames`)."""

@@ -29,6 +29,8 @@ class PairBatch:
     """Pixels [V, F, 3, H, W] as bytes, or [V, F, E] from a feature cache."""
     mask_VF: Tensor
     video_index: Tensor
+    num_real_frames: int | None = None
+    """How many frames are real, or some more; None where nobody has counted them."""
 
     def __len__(self) -> int:
         return self.token_ids_TW.shape[0]
@@ -59,7 +61,7 @@ def make_encode(model: GARE, *, autocast: bool) -> Encode:
             if batch.frames.ndim == 3:
                 video = model.video_features_from_cache(batch.frames, batch.mask_VF)
             else:
-                video = model.encode_frames(batch.frames, batch.mask_VF)
+                video = model.encode_frames(batch.frames, batch.mask_VF, num_real=batch.num_real_frames)
             text = model.text_features(batch.token_ids_TW, batch.mask_TW)
         if text.text_TD.dtype.itemsize < 4:
             text, video = text.to(torch.float32), video.to(torch.float32)
@@ -76,7 +78,7 @@ def compute_gradients(
     *,
     encode: Encode,
     chunk_size: int | None = None,
-    interaction_seed: int = 0,
+    interaction_seed: int | None = 0,
     average_towers: bool = False,
     teacher_logits_TV: Tensor | None = None,
     rounds_products: bool = False,
@@ -87,7 +89,8 @@ def compute_gradients(
         encode: towers, from `make_encode`.
         chunk_size: encode this many pairs at a time, twice: once for the features, once for the gradients
             that the loss sends back into them (GradCache). Nothing else of a chunk is kept in between.
-        interaction_seed: seed of the interaction's dropout, the same on every process.
+        interaction_seed: seed of the interaction's dropout, the same on every process; None where the caller
+            has seeded the generators.
         teacher_logits_TV: the teachers' logits of the global batch.
         rounds_products: multiply by tf32 after the towers, where a GPU does: eleven bits of each number are
             enough for features that come from towers in bfloat16, with eight.
@@ -95,8 +98,7 @@ def compute_gradients(
 
     def loss_of(text: TextFeatures, video: VideoFeatures) -> Loss:
         text, video = gather_text(text, processes), gather_video(video, processes)
-        with torch.random.fork_rng([batch.frames.device] if batch.frames.is_cuda else []):
-            torch.manual_seed(interaction_seed)
+        with _seeded(interaction_seed, batch.frames.device):
             pairs = model.score_pairs(text, video)
         return training_loss(
             pairs,
@@ -116,6 +118,17 @@ def compute_gradients(
             loss = _backward_in_chunks(batch, encode, loss_of, chunk_size)
     reduce_gradients(model, processes, average_towers=average_towers)
     return Loss(loss.total.detach(), {name: term.detach() for name, term in loss.terms.items()})
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Within it, random numbers follow from the seed; afterwards they go on as if nothing had been drawn."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager
@@ -142,9 +155,9 @@ def _backward_in_chunks(
     random_states, features = [], []
     with torch.no_grad():
         for chunk in chunks:
-            random_states.append(_random_state(batch.frames.device))
+            random_states.append(random_state(batch.frames.device))
             features.append(encode(chunk))
-    after = _random_state(batch.frames.device)
+    after = random_state(batch.frames.device)
     text = TextFeatures.cat([text for text, _ in features])
     video = VideoFeatures.cat([video for _, video in features])
     leaves = [x.requires_grad_() for x in (text.text_TD, text.words_TWD, video.frames_VFD)]
@@ -162,7 +175,8 @@ def _backward_in_chunks(
     return loss
 
 
-def _random_state(device: torch.device) -> Sequence[Tensor]:
+def random_state(device: torch.device) -> Sequence[Tensor]:
+    """Where the generators stand: that of the CPU, and that of the device if it has its own."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 

@@ -204,6 +204,9 @@ class RunConfig(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: towers under autocast, weights and everything after the towers in float32."""
     compile: bool = False
+    cuda_graph: bool = True
+    """On one GPU, record forward, loss and backward once for each shape of a batch, and replay them: the CPU
+    then asks for all kernels of a step at once. Off with chunk_size, teachers or dropout in the towers."""
     gradient_checkpointing: bool = False
     ema_decay: Annotated[float, Range(least=0, below=1)] = 0.0
     """Evaluate and save an average of the weights; 0 is off."""

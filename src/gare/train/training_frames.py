@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler
+from gare.data.loader import Draw, FrameSource, PairLoader, PairSampler, VideoBatch
 from gare.data.manifest import Split, find_manifest, join
 from gare.data.preload import FramesOnDevice, Plan, Planner
 from gare.evaluate.frozen_features import FrozenFeatures
@@ -90,8 +89,8 @@ class StreamedFrames:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         for text, clips in self._loader.batches(epoch, start):
-            video = clips.to(self._device)
-            yield _pair_up(self._model, text.captions, video.pixels_VFCHW, video.mask_VF, video.video_index)
+            num_real = int(clips.mask_VF.sum())  # here, because asking a GPU waits for it
+            yield _pair_up(self._model, text.captions, clips.to(self._device), num_real)
 
     def videos(self, split: Split) -> None:
         return None
@@ -150,7 +149,7 @@ class PreloadedFrames:
         mixed = [f"{own} {other}" for own, other in zip(captions, partners, strict=False)]
         video = self._frames.batch(plan, num_mixed=self._num_mixed)
         captions = mixed + captions[self._num_mixed :]
-        return _pair_up(self._model, captions, video.pixels_VFCHW, video.mask_VF, video.video_index)
+        return _pair_up(self._model, captions, video, int(plan.mask_VF.sum()))
 
 
 class CachedFrames:
@@ -185,7 +184,8 @@ class CachedFrames:
             view = torch.tensor([draw.seed % self._num_views for draw in draws], device=self._device)
             seen = self._num_views * video_index + view
             captions = [self._captions[row] for row in rows]
-            yield _pair_up(self._model, captions, self._features_VFE[seen], self._mask_VF[seen], video_index)
+            video = VideoBatch(self._features_VFE[seen], self._mask_VF[seen], video_index)
+            yield _pair_up(self._model, captions, video)
 
     def videos(self, split: Split) -> VideoFeatures:
         with torch.no_grad():
@@ -250,13 +250,14 @@ def _make_sampler(video_index: Sequence[int], config: RunConfig, processes: Proc
 
 
 def _pair_up(
-    model: GARE, captions: Sequence[str], frames: Tensor, mask_VF: Tensor, video_index: Tensor
+    model: GARE, captions: Sequence[str], video: VideoBatch, num_real: int | None = None
 ) -> PairBatch:
-    """Captions beside the frames of their videos, on the device where those are."""
+    """Captions beside the frames, or features of frames, of their videos, on the device where those are."""
+    device = video.pixels_VFCHW.device
     token_ids_TW, mask_TW = (
-        tokens.to(frames.device, non_blocking=True) for tokens in model.encoder.tokenize(captions)
+        tokens.to(device, non_blocking=True) for tokens in model.encoder.tokenize(captions)
     )
-    return PairBatch(token_ids_TW, mask_TW, frames, mask_VF, video_index)
+    return PairBatch(token_ids_TW, mask_TW, video.pixels_VFCHW, video.mask_VF, video.video_index, num_real)
 
 
 def _one_ahead(batches: Iterator[PairBatch]) -> Iterator[PairBatch]:

@@ -26,9 +26,10 @@ from gare.interrupts import note_interrupt
 from gare.model import GARE
 from gare.objective import Loss
 from gare.train.distributed import Processes, join, leave, refuse_different_steps
-from gare.train.gradient_step import Encode, PairBatch, compute_gradients, make_encode
+from gare.train.gradient_step import Encode, PairBatch, make_encode
 from gare.train.log_sinks import open_sinks
 from gare.train.optimizers import build_optimizer, learning_rate_factor, set_learning_rate
+from gare.train.replayed_gradients import ReplayedGradients, recorder_for
 from gare.train.run_config import RunConfig
 from gare.train.run_log import RunLog
 from gare.train.starting_model import build_model
@@ -104,6 +105,17 @@ def train(
         if damage and processes.is_main:
             log.say(damage)
         frames = open_frames(model, source, config, processes, log.preparing)
+        compute_gradients = ReplayedGradients(
+            model,
+            config.objective,
+            processes,
+            encode=encode,
+            chunk_size=config.chunk_size,
+            average_towers=config.numerics == "released",
+            rounds_products=config.precision == "bfloat16",
+            recorder=recorder_for(processes.device) if config.cuda_graph else None,
+        )
+        parameters = list(model.parameters())
         num_steps = config.epochs * len(frames)
         schedule_steps = schedule_epochs(config) * len(frames)
         for observer in observers:
@@ -115,6 +127,7 @@ def train(
                 # First, because a run may have been stopped after an epoch's last step: this is still owed.
                 if processes.is_main and epoch > 0 and position == 0 and not state.progress.is_closed:
                     if state.progress.step == num_steps or epoch % config.evaluate_every == 0:
+                        compute_gradients.forget()  # an evaluation may need the memory
                         metrics = _evaluate(state, source, frames, config)
                         log.evaluation(state.progress.step, config.selection_split, metrics)
                         _keep_if_best(state, metrics, config, source, folder / BEST)
@@ -127,18 +140,11 @@ def train(
                     step, started = state.progress.step, time.perf_counter()
                     _begin_step(state, config, schedule_steps, processes)
                     loss = compute_gradients(
-                        model,
                         batch,
-                        config.objective,
-                        processes,
-                        encode=encode,
-                        chunk_size=config.chunk_size,
                         interaction_seed=mix_seeds(config.seed, step, -1),
-                        average_towers=config.numerics == "released",
                         teacher_logits_TV=None if teachers is None else teachers(batch),
-                        rounds_products=config.precision == "bfloat16",
                     )
-                    norm = nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+                    norm = nn.utils.clip_grad_norm_(parameters, config.optimizer.clip_norm)
                     _refuse_not_finite(loss, norm, batch, source, model, step)
                     for observer in observers:
                         observer.before_step(step, batch)
@@ -217,7 +223,8 @@ def _begin_step(state: TrainState, config: RunConfig, schedule_steps: int, proce
     step, optim = state.progress.step, config.optimizer
     set_learning_rate(state.optimizer, learning_rate_factor(step, schedule_steps, optim.warmup, optim.kind))
     torch.manual_seed(mix_seeds(config.seed, step, processes.rank))
-    state.model.train()
+    if not state.model.training:  # it asks every module
+        state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
 
 
