@@ -15,7 +15,8 @@ import torch
 
 import gare
 from features import every_gap_aware, random_interaction, random_text, random_video, short
-from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun
+from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun, benchmark_resident
+from gare.cli.bench_command import _print_resident
 from gare.interaction import (
     GapAwareConfig,
     ball_bounds_cuda,
@@ -273,6 +274,23 @@ def test_its_benchmark_fills_times_and_checks():
     assert run.check(2) == ResidentCheck(2, 2, 0)
 
 
+def test_what_gare_bench_exact_says_of_a_gpu(capsys):
+    said = []
+    case = ResidentCase(100, 3, 5, dim=32, frames=4, corrected_side="video")
+    result = benchmark_resident(case, check=2, device=CPU, say=said.append)
+    assert said[1] == "  100"
+    assert result.check == ResidentCheck(2, 2, 0)
+    assert result.product_ms > 0
+    times, constants = result.times, result.constants
+    assert 3 * (constants["gpu_exact_fixed_ms"] + constants["gpu_exact_ns"] * 100 / 1e6) == pytest.approx(
+        times.search_ms
+    )
+    _print_resident(result)
+    printed = capsys.readouterr().out
+    assert "2 of 2 lists are those of float64" in printed
+    assert f"{times.search_ms:.2f}" in printed
+
+
 def test_only_gare_over_frames_can_reside():
     generator = torch.Generator().manual_seed(0)
     assert can_reside(random_interaction(generator, GapAwareConfig(), 8))
@@ -360,5 +378,5 @@ def test_its_kernels_compile_for_a_gpu_and_stay_small(tmp_path):
     for one in (*found["pair scores"], *found["scores"], *found["encoding"].values()):
         assert one["spilled"] == 0
     product = found["encoding"]["product with activation"]
-    assert product["registers"] <= 256  # two programs of four warps are in a multiprocessor at a time
-    assert 2 * (product["shared"] + 1024) <= 228 * 1024
+    assert product["registers"] <= 256  # eight warps are in a multiprocessor at a time
+    assert product["shared"] <= 227 * 1024

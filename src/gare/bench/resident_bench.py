@@ -1,5 +1,8 @@
 """A million videos in the memory of a GPU: how long a proven top k takes, and what the memory's speed allows.
 
+It is the table that exact searches of a library on a GPU begin from. Without a GPU it runs in Triton's
+interpreter, to be tried.
+
 Shapes: T texts, V videos, F frames, D embedding.
 """
 
@@ -8,13 +11,14 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gare.bench.bench_timing import median_ms, wait_for
+from gare.bench.bench_timing import describe_device, median_ms, wait_for
 from gare.interaction import GapAware, GapAwareConfig
 from gare.interaction.proven_pairs import ProvenList
 from gare.interaction.resident_table import ResidentTable
@@ -22,6 +26,7 @@ from gare.types import TextFeatures, VideoFeatures, block_slices
 
 _CLUSTERS = 400
 _MADE_AT_ONCE = 8192
+_MULTIPLIED_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class ResidentCase:
     frames: int = 12
     scale: float = 1.0
     """How many times larger than they start all weights of the interaction are."""
+    pooling: str = "text_conditioned"
+    corrected_side: str = "text"
     wide_keys: bool = True
     host_frames: bool = False
     """Frames in pinned main memory, from where the GPU reads those of what is scored."""
@@ -68,6 +75,59 @@ class ResidentCheck:
     num_equal: int
     bounds_broken: int
     """Scores outside their bounds, of these lists."""
+
+
+@dataclass(frozen=True)
+class ResidentBenchmark:
+    """What `gare bench exact` says of a GPU."""
+
+    case: ResidentCase
+    device: str
+    torch: str
+    fill_s: float
+    """The making of all videos and their cards."""
+    cards_gb: float
+    times: ResidentTimes
+    product_ms: float
+    """The bare product of the texts with F + 2 vectors of every video, in bfloat16."""
+    check: ResidentCheck
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What `gare plan` uses of it."""
+        texts, times = self.case.num_texts, self.times
+        return {
+            "gpu_exact_ns": 1e6 * times.first_ms / texts / self.case.num_items,
+            "gpu_exact_fixed_ms": (times.search_ms - times.first_ms) / texts,
+        }
+
+
+def benchmark_resident(
+    case: ResidentCase, *, check: int, device: torch.device, say: Callable[[str], object]
+) -> ResidentBenchmark:
+    """Fill a table, time its searches, and compare the lists of so many texts with float64."""
+    run = ResidentRun(case, device)
+    say(f"making {case.num_items:,} items and their cards on {describe_device(device)}")
+
+    def say_some(done: int) -> None:
+        if done == case.num_items or done % (16 * _MADE_AT_ONCE) == 0:
+            say(f"  {done:,}")
+
+    seconds = run.fill(say_some)
+    say(f"searches for {case.num_texts} texts")
+    times, product_ms = run.time(), run.product_ms()
+    if check:
+        say(f"scoring all items for {min(check, case.num_texts)} of them in float64")
+    return ResidentBenchmark(
+        case=case,
+        device=describe_device(device),
+        torch=torch.__version__,
+        fill_s=seconds,
+        cards_gb=run.table_bytes / 1e9,
+        times=times,
+        product_ms=product_ms,
+        check=run.check(check) if check else ResidentCheck(0, 0, 0),
+    )
 
 
 class SyntheticVideos:
@@ -105,7 +165,8 @@ class ResidentRun:
     def __init__(self, case: ResidentCase, device: torch.device) -> None:
         torch.manual_seed(0)
         self.case, self.device = case, device
-        self._interaction = GapAware(GapAwareConfig(pooling="text_conditioned"), case.dim).eval().to(device)
+        config = GapAwareConfig.load({"pooling": case.pooling, "corrected_side": case.corrected_side})
+        self._interaction = GapAware(config, case.dim).eval().to(device)
         with torch.no_grad():
             for parameter in self._interaction.parameters():
                 parameter.mul_(case.scale)
@@ -126,13 +187,14 @@ class ResidentRun:
         """Memory of the cards of all videos."""
         return self._table.num_bytes * self.case.num_items // self._table.num_rows
 
-    def fill(self) -> float:
-        """Make all cards; seconds."""
+    def fill(self, on_block: Callable[[int], object] = lambda done: None) -> float:
+        """Make all cards, and say how many videos have theirs; seconds."""
         started = time.perf_counter()
         for number, rows in enumerate(block_slices(self.case.num_items, _MADE_AT_ONCE)):
             part_VFD = self._videos.block(number, rows.stop - rows.start)
             self._frames_VFD[rows] = part_VFD
             self._table.add(_features(part_VFD), more=self.case.num_items - rows.stop)
+            on_block(rows.stop)
         wait_for(self.device)
         return time.perf_counter() - started
 
@@ -153,6 +215,15 @@ class ResidentRun:
             scored=scored,
             scored_share=scored / self.case.num_items,
         )
+
+    @torch.no_grad()
+    def product_ms(self) -> float:
+        """The other floor: the bare product of the texts with F + 2 vectors of every video, in bfloat16."""
+        num_rows = min(self.case.num_items, _MULTIPLIED_AT_ONCE) * (self.case.frames + 2)
+        rows_ND = torch.ones(num_rows, self.case.dim, dtype=torch.bfloat16, device=self.device)
+        text_DT = self.text.text_TD.bfloat16().mT
+        share = self.case.num_items * (self.case.frames + 2) / num_rows
+        return median_ms(lambda: rows_ND @ text_DT, self.device) * share
 
     @torch.no_grad()
     def check(self, count: int) -> ResidentCheck:

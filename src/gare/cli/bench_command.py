@@ -20,6 +20,7 @@ from gare.extras import require
 if TYPE_CHECKING:
     from gare.bench.exact_bench import ExactBenchmark
     from gare.bench.replica_bench import ReplicaBenchmark
+    from gare.bench.resident_bench import ResidentBenchmark
     from gare.bench.scoring_bench import ScoringBenchmark
 
 app = typer.Typer(help="Speed, always beside a reference measured in the same run.", no_args_is_help=True)
@@ -241,13 +242,15 @@ def exact(
 ) -> None:
     """Time exact search with its proof, rung by rung, beside the bare reading of the same bytes.
 
+    On a GPU it is the table of cards that such a search keeps there, for one batch of texts.
+
     Examples:
 
         gare bench exact
 
         gare bench exact --items 100000 --scale 10 --library 10
 
-        gare bench exact --items 1000000 --queries 16 --check 0 --device cuda --json
+        gare bench exact --items 1000000 --top 100 --device cuda --json
     """
     for value, choices, name in (
         (pooling, ("mean", "text_conditioned"), "--pooling"),
@@ -261,6 +264,20 @@ def exact(
     from gare.bench.exact_bench import ExactCase, benchmark_exact, compare_library
 
     say = Console(stderr=True, highlight=False).print
+    chosen = choose_device(device)
+    if chosen.type == "cuda" and keys in ("int8", "int16") and not library:
+        from gare.bench.resident_bench import ResidentCase, benchmark_resident
+
+        held = ResidentCase(
+            items, min(batch, queries), top, dim, frames, scale, pooling, side, wide_keys=keys == "int16"
+        )
+        on_gpu = benchmark_resident(held, check=check, device=chosen, say=say)
+        remember_constants(on_gpu.constants, where=on_gpu.device, dim=dim)
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(on_gpu)))
+        else:
+            _print_resident(on_gpu)
+        return
     case = ExactCase(items, dim, frames, top, scale, pooling, side)
     result = benchmark_exact(
         case,
@@ -268,7 +285,7 @@ def exact(
         batch=min(batch, queries),
         check=check,
         key_dtype=getattr(torch, keys),
-        device=choose_device(device),
+        device=chosen,
         say=say,
     )
     if library:
@@ -279,6 +296,34 @@ def exact(
         typer.echo(json.dumps(dataclasses.asdict(result)))
     else:
         _print_exact(result)
+
+
+def _print_resident(result: ResidentBenchmark) -> None:
+    case, times, check = result.case, result.times, result.check
+    table = Table(
+        title=f"{case.num_items:,} items held by a GPU, {case.frames} × {case.dim}, {case.num_texts} texts "
+        f"at once, weights × {case.scale:g}",
+        caption=f"{result.device}, torch {result.torch}; cards of {result.cards_gb:.1f} GB, made with their "
+        f"items in {result.fill_s:.0f} s",
+    )
+    for column in ("", "ms"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, milliseconds in (
+        ("texts to proven lists", times.search_ms),
+        ("of it the first rung: two products a pair", times.first_ms),
+        ("floor of the first rung: its bytes read once", times.first_read_ms),
+        ("all pairs by keys, which a search does not do", times.bounds_ms),
+        ("its floor: all bytes of the cards read once", times.read_ms),
+        ("its floor: the matrix product, F + 2 vectors", result.product_ms),
+    ):
+        table.add_row(label, f"{milliseconds:.2f}")
+    Console().print(table)
+    typer.echo(f"scored {times.scored:.1f} of {case.num_items:,} items in float64 for a top {case.top}")
+    if check.num_checked:
+        typer.echo(
+            f"{check.num_equal:,} of {check.num_checked:,} lists are those of float64 over all items; "
+            f"{check.bounds_broken} scores outside their bounds"
+        )
 
 
 def _print_exact(result: ExactBenchmark) -> None:

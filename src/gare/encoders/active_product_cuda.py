@@ -1,8 +1,7 @@
 """A matrix product with x · sigmoid(x) in its last lines (Triton, for the tensor cores of a Hopper).
 
-The widest tensor of a layer is then written once, and neither read nor written again for its activation. Two
-programs share a multiprocessor, so that one multiplies while the other is at its activation. That is one
-instruction of the special function unit for each number instead of two, and seven instead of 18 in all:
+The widest tensor of a layer is then written once, and neither read nor written again for its activation. This
+takes one instruction of the special function unit a number instead of two, and seven instead of 18 in all:
 
     x · sigmoid(x) = h + h · tanh(h)  with  h = x / 2
 
@@ -42,8 +41,8 @@ class Shape(NamedTuple):
     """Whether the first numbers of the next tile are fetched before the activation of this one."""
 
 
-SHAPE = Shape(128, 128, 64, 2, 4, 3, False)
-"""98 KiB of shared memory and 168 registers a thread: two programs fit into a multiprocessor."""
+SHAPE = Shape(128, 256, 64, 1, 8, 4, True)
+"""The fastest of six on an H200 (docs/benchmarks.md). It takes nearly all shared memory there is."""
 
 
 def takes(x_RN: Tensor, weight_WN: Tensor) -> bool:
@@ -136,7 +135,7 @@ def _active_product_kernel(
         bias = tl.load(bias_ptr + column + tl.arange(0, COLUMNS)).to(tl.float32)
         half = 0.5 * sums + 0.5 * bias[None, :]
         out = (half + half * _tanh(half, TURNS > 0)).to(out_desc.dtype)
-        # Half a tile at a time leaves by way of shared memory: with more, two programs would not fit.
+        # Half a tile at a time leaves by way of shared memory, where there is no room for more.
         out = tl.permute(tl.reshape(out, [ROWS, 2, COLUMNS // 2]), [0, 2, 1])
         left, right = tl.split(out)
         out_desc.store([row, column], left)

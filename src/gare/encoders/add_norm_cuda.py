@@ -182,7 +182,8 @@ def add_norm_backward(
 
 
 def _warps(padded: int) -> int:
-    return 4 if padded <= 1024 else 8
+    """One warp adds a row up without waiting for others: the faster way for rows of 768 on an H200."""
+    return max(1, padded // 1024)
 
 
 @triton.jit
