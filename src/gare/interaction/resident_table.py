@@ -162,9 +162,9 @@ class ResidentTable:
                     for part in block_slices(len(pair_P2), _PAIRS_AT_ONCE)
                 ]
                 search.add(pair_P2, torch.cat(scores))
-                least_T = torch.maximum(least_T, search.last())
             if is_all or not len(pair_P2):
                 return search.lists()
+            least_T = torch.maximum(least_T, search.last())
 
     def _begin(self, text_TD: Tensor, top: int, _: tuple[int, ...]) -> _Begun:
         """The first rung, and a threshold. It waits for nothing where all videos are in one chunk.
