@@ -42,7 +42,7 @@ _SEARCH = "gare bench search --items 100000 --hours 20"
 _INDEX = "gare bench index FOLDER"
 _SERVE = "gare bench serve"
 _EXACT = "gare bench exact --items 10000"
-_ENCODE_GPU = "gare bench encode --model clip --device cuda"
+_ENCODE_GPU = "gare bench encode --model clip --videos 128 --device cuda"
 _EXACT_GPU = "gare bench exact --items 1000000 --device cuda"
 _BUSY = "two busy CPU cores, D = 512"
 _IDLE = "two idle CPU cores, D = 512"
@@ -53,7 +53,6 @@ _H200_ENCODE = "one NVIDIA H200, ViT-B/32, 128 videos at once"
 _TODAY = "2026-11-18"
 _BEFORE = "from docs/benchmarks.md, an earlier day"
 _GPU_SCRIPT = "2026-11-19, by experiments/gpu_exact.py: results/gpu-exact/h200-2026-11-19.json, top 100"
-_OTHER_SCRIPT = "not by this command: an earlier version, timed in batches"
 
 
 def _default(value: float, unit: str, command: str, where: str, measured: str = _TODAY) -> Constant:
@@ -77,7 +76,7 @@ CONSTANTS: dict[str, Constant] = {
     "card_bytes": _default(17_268, "bytes of cards an item, of 12 frames", _EXACT, _BUSY),
     "exact_ns": _default(1_340, "ns of a core, an item and text", _EXACT, _THREAD, _BEFORE),
     "exact_fixed_ms": _default(4.4, "ms a text besides", _EXACT, _THREAD, _BEFORE),
-    "gpu_frames": _default(31_300, "frames encoded a second", _ENCODE_GPU, _H200_ENCODE, _OTHER_SCRIPT),
+    "gpu_frames": _default(60_600, "frames encoded a second", _ENCODE_GPU, _H200_ENCODE, "2026-11-19"),
     "gpu_exact_ns": _default(0.073, "ns an item and text", _EXACT_GPU, _H200, _GPU_SCRIPT),
     "gpu_exact_fixed_ms": _default(0.2, "ms a text besides", _EXACT_GPU, _H200, _GPU_SCRIPT),
 }
