@@ -295,9 +295,8 @@ class _GraphRecorder:
         return _Graph(graph, generator, loss)
 
     def start_anew(self) -> None:
-        self._pool = (
-            torch.cuda.graph_pool_handle()
-        )  # a pool that no graph uses any more is not taken up again
+        # A pool that no graph uses any more is not taken up again.
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 @dataclass(frozen=True)
