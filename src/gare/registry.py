@@ -74,9 +74,8 @@ class Registry(Generic[Entry]):
         return len(list(iter(self)))
 
     def _load_more(self) -> None:
-        if self._more:
+        if self._more:  # each time: it waits for another thread that is in the middle of that import
             import_module(self._more)
-            self._more = ""
 
     def _load(self, point: EntryPoint) -> Entry:
         try:

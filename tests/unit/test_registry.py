@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +40,29 @@ def test_a_module_that_registers_more_is_imported_when_names_are_looked_up(tmp_p
     with pytest.raises(ValueError, match="already a shape 'square'"):
         shapes.register("square", 5)
     assert list(shapes) == ["circle", "square"]
+
+
+def test_another_thread_waits_until_all_of_that_module_has_registered(tmp_path, monkeypatch):
+    shapes = Registry("shape", {"circle": 0}, more="slow_shapes")
+    begun, may_end = threading.Event(), threading.Event()
+    monkeypatch.setitem(
+        sys.modules, "the_shapes", SimpleNamespace(shapes=shapes, begun=begun, may_end=may_end)
+    )
+    (tmp_path / "slow_shapes.py").write_text(
+        "from the_shapes import begun, may_end, shapes\n"
+        "shapes.register('square', 4)\n"
+        "begun.set()\n"
+        "may_end.wait()\n"
+        "shapes.register('star', 5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(list, shapes)
+        begun.wait()
+        second = threads.submit(list, shapes)
+        wait([second], timeout=0.1)  # it would end at once
+        may_end.set()
+        assert first.result() == second.result() == ["circle", "square", "star"]
 
 
 def test_a_name_is_given_once():
