@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from gare.interrupts import INTERRUPTED
 from gare.library.library import Library
 from serve_library import COLOURS
 from serve_process import GARE
+from servers import HANG_S
 
 TOOLS = {"search_videos", "find_similar_videos", "get_video", "describe_library", "export_search"}
 
@@ -102,3 +107,30 @@ async def _cut(library: Path, folder: Path) -> dict:
             "too long": await call("cut_clip", item_id=item, start=0, end=3600),
             "backwards": await call("cut_clip", item_id=item, start=2, end=1),
         }
+
+
+def test_ctrl_c_ends_it_while_it_waits_for_the_next_line(served):
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "me", "version": "1"},
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gare", "mcp", "--library", str(served.library)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        process.stdin.write(
+            json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}) + "\n"
+        )
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HANG_S) == INTERRUPTED  # its input is still open
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

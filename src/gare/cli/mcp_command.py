@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from gare.cli.options import choose_device
 from gare.extras import require
+from gare.interrupts import INTERRUPTED
 
 
 def mcp(
@@ -36,7 +38,10 @@ def mcp(
     from gare.library.library import Library, find_library
     from gare.serve.mcp_tools import make_tool_server
 
-    with Library.open(
-        library or find_library(), model=model, device=choose_device(device), create=False, read_only=True
-    ) as opened:
-        make_tool_server(opened, clips).run("stdio")
+    try:
+        with Library.open(
+            library or find_library(), model=model, device=choose_device(device), create=False, read_only=True
+        ) as opened:
+            make_tool_server(opened, clips).run("stdio")
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)  # Python would wait for the thread that reads stdin, up to the next line
