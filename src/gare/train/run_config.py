@@ -202,7 +202,8 @@ class RunConfig(Settings):
     """released: towers and their Adam state in float16 on a GPU, their gradients averaged over processes.
     With bert_adam, the learning rate is planned for five epochs whatever `epochs` says."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: towers under autocast, weights and everything after the towers in float32."""
+    """bfloat16: towers under autocast, weights and everything after the towers in float32; there a GPU
+    multiplies by tf32."""
     compile: bool = False
     cuda_graph: bool = True
     """On one GPU, record forward, loss and backward once for each shape of a batch, and replay them: the CPU
