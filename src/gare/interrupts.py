@@ -44,6 +44,9 @@ def interrupts_end_imports() -> Iterator[None]:
 
     After the block there is nothing left but to take the interpreter apart: Ctrl-C ends that in silence.
     """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # who started us has other plans
         yield
         return

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,12 @@ def test_a_process_that_was_started_to_ignore_ctrl_c_does(ctrl_c):
     with interrupts.interrupts_end_imports():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_command_may_run_in_a_thread(ctrl_c):
+    def run() -> object:
+        with interrupts.interrupts_end_imports():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run).result() is signal.default_int_handler
