@@ -90,7 +90,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found  # from now on it is found without this function
         return found
     try:
-        return import_module(f"gare.{name}")
+        if name.isidentifier():
+            return import_module(f"gare.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"gare.{name}":  # the module is there, and something that it needs is not
             raise

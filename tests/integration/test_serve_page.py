@@ -218,6 +218,8 @@ def test_words_typed_during_an_upload_win(page, server):
     buffer = io.BytesIO()
     Image.new("RGB", (120, 80), "red").save(buffer, "PNG")
     page.set_input_files("#file", {"name": "red.png", "mimeType": "image/png", "buffer": buffer.getvalue()})
+    while not held:  # the page reads the picture before it sends it
+        page.wait_for_timeout(10)
     shown = search(page, "violet")
     for route in held:
         route.continue_()

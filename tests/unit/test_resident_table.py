@@ -15,6 +15,7 @@ import torch
 
 import gare
 from features import every_gap_aware, random_interaction, random_text, random_video, short
+from gare.bench import resident_bench
 from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun, benchmark_resident
 from gare.cli.bench_command import _print_resident
 from gare.interaction import (
@@ -274,13 +275,15 @@ def test_its_benchmark_fills_times_and_checks():
     assert run.check(2) == ResidentCheck(2, 2, 0)
 
 
-def test_what_gare_bench_exact_says_of_a_gpu(capsys):
+def test_what_gare_bench_exact_says_of_a_gpu(capsys, monkeypatch):
     said = []
     case = ResidentCase(100, 3, 5, dim=32, frames=4, corrected_side="video")
     result = benchmark_resident(case, check=2, device=CPU, say=said.append)
     assert said[1] == "  100"
     assert result.check == ResidentCheck(2, 2, 0)
     assert result.product_ms > 0
+    assert result.constants == {}  # too few items for a plan
+    monkeypatch.setattr(resident_bench, "LEAST_FOR_PLANS", 100)
     times, constants = result.times, result.constants
     assert 3 * (constants["gpu_exact_fixed_ms"] + constants["gpu_exact_ns"] * 100 / 1e6) == pytest.approx(
         times.search_ms

@@ -71,6 +71,10 @@ def test_places_that_are_not_seen_count_for_nothing(is_masked: bool, is_causal: 
     for one, other in ((attended, expected), (again, expected), (found, leaf.grad)):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(sums, leaf.grad.sum(dim=(0, 1)), atol=1e-4, rtol=1e-4)
+    if is_masked:  # ones and zeros of another type
+        options["mask_NP"] = mask.long()
+        same = short_attention_cuda.forward(*packed.permute(2, 0, 3, 1, 4), 0.25, **options)
+        assert torch.equal(same, attended)
 
 
 def test_torch_accepts_both_operators():

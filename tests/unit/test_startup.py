@@ -184,3 +184,8 @@ def test_a_command_may_run_in_a_thread(ctrl_c):
 
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(run).result() is signal.default_int_handler
+
+
+@pytest.mark.parametrize("name", ["nosuch", "no.such", "nosuch.GARE"])
+def test_a_name_that_is_not_there_is_an_attribute_error(name):
+    assert not hasattr(gare, name)

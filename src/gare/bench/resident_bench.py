@@ -27,6 +27,7 @@ from gare.types import TextFeatures, VideoFeatures, block_slices
 _CLUSTERS = 400
 _MADE_AT_ONCE = 8192
 _MULTIPLIED_AT_ONCE = 2**18
+LEAST_FOR_PLANS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class ResidentBenchmark:
 
     @property
     def constants(self) -> dict[str, float]:
-        """What `gare plan` uses of it."""
+        """What `gare plan` uses of it; nothing of a small table, where launches take most of the time."""
+        if self.case.num_items < LEAST_FOR_PLANS:
+            return {}
         texts, times = self.case.num_texts, self.times
         return {
             "gpu_exact_ns": 1e6 * times.first_ms / texts / self.case.num_items,

@@ -242,7 +242,8 @@ def exact(
 ) -> None:
     """Time exact search with its proof, rung by rung, beside the bare reading of the same bytes.
 
-    On a GPU it is the table of cards that such a search keeps there, for one batch of texts.
+    On a GPU it is the table of cards that such a search keeps there, for one batch of texts. gare plan uses
+    what was timed with a million items or more there.
 
     Examples:
 

@@ -51,6 +51,7 @@ def takes(x_RN: Tensor, weight_WN: Tensor) -> bool:
     rows = x_RN.numel() // narrow
     return (
         x_RN.is_cuda
+        and torch.version.hip is None  # AMD's devices say so too
         and x_RN.dtype == weight_WN.dtype == torch.bfloat16
         and torch.cuda.get_device_capability(x_RN.device)[0] == 9
         and wide % SHAPE.columns == 0

@@ -112,7 +112,7 @@ def packed_backward(
 
 
 def _bytes(mask_NP: Tensor) -> Tensor:
-    return mask_NP.contiguous().view(torch.uint8)
+    return mask_NP.bool().contiguous().view(torch.uint8)
 
 
 def _side_by_side(*tensors: Tensor) -> tuple[Tensor, ...]:

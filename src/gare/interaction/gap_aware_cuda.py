@@ -37,8 +37,8 @@ _MANY_PAIRS = 2**22
 _MOST_CALLS = 64
 TEXTS_AT_ONCE = 8
 LOG2E = tl.constexpr(math.log2(math.e))
-HAS_ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""The interpreter has none; without it the numbers are the same."""
+HAS_ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
+"""The interpreter has none, AMD another one; without it the numbers are the same."""
 
 
 @dataclass(frozen=True, slots=True)
