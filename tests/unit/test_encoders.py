@@ -16,7 +16,7 @@ from transformers import AutoConfig, CLIPModel, SiglipModel
 from encoder_laws import LAWS
 from gare import GARE, GareConfig
 from gare.encoders import ENCODERS, build_encoder, clip_tokenizer
-from gare.encoders.clip_encoder import PatchEmbedding
+from gare.encoders.clip_layers import PatchEmbedding
 from gare.errors import CheckpointError, ConfigError
 from make_clip_tokenizer import NUM_MERGES, WORDS, make_tokenizer, read_merges
 

@@ -268,7 +268,9 @@ def test_a_number_of_frames_that_is_too_large_changes_no_feature(tiny_model):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="records real CUDA graphs, for which it needs a GPU"
+)
 def test_a_gpu_replays_steps_of_two_shapes():
     device = torch.device("cuda")
     model = make_model(device)
@@ -293,7 +295,9 @@ def test_a_gpu_replays_steps_of_two_shapes():
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="records real CUDA graphs, for which it needs a GPU"
+)
 def test_a_gpu_goes_on_after_a_step_that_it_cannot_record(caplog):
     device = torch.device("cuda")
     model = make_model(device)

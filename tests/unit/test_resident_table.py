@@ -17,7 +17,7 @@ import gare
 from features import every_gap_aware, random_interaction, random_text, random_video, short
 from gare.bench import resident_bench
 from gare.bench.resident_bench import ResidentCase, ResidentCheck, ResidentRun, benchmark_resident
-from gare.cli.bench_command import _print_resident
+from gare.cli.bench_exact_command import print_resident
 from gare.interaction import (
     GapAwareConfig,
     ball_bounds_cuda,
@@ -288,7 +288,7 @@ def test_what_gare_bench_exact_says_of_a_gpu(capsys, monkeypatch):
     assert 3 * (constants["gpu_exact_fixed_ms"] + constants["gpu_exact_ns"] * 100 / 1e6) == pytest.approx(
         times.search_ms
     )
-    _print_resident(result)
+    print_resident(result)
     printed = capsys.readouterr().out
     assert "2 of 2 lists are those of float64" in printed
     assert f"{times.search_ms:.2f}" in printed

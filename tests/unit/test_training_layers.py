@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig, PatchEmbedding, attend_by_sums
+from gare.encoders.clip_encoder import ClipEncoder, ClipEncoderConfig
+from gare.encoders.clip_layers import PatchEmbedding, attend_by_sums
 from gare.encoders.encoder import ImageFormat
 from gare.encoders.training_layers import parts_of, run_training_layers, run_up_to_norm
 from gare.interaction.temporal import TemporalTransformer

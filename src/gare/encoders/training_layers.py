@@ -1,4 +1,5 @@
-"""Layers of CLIP's towers in a training step on a GPU: few kernels, and little kept for backward.
+"""Layers of CLIP's towers and of the temporal transformer in a training step on a GPU: few kernels, and
+little kept for backward.
 
 torch.compile fuses what lies between two matrix products, and no more. Here a layer is written out, forward
 and backward, so that every tensor is read and written as seldom as can be:
@@ -8,8 +9,9 @@ and backward, so that every tensor is read and written as seldom as can be:
   the gradient of the product after it, the sum of gradients, and the gradients of three biases;
 - backward through attention and activation makes their values again, and the gradients of their biases.
 
-Kept of a layer: its input in float32, and in bfloat16 query, key and value, what attention adds, and the MLP
-before its activation: 1.2 GB for 1,536 pictures of ViT-B/32, where autocast keeps 2.2.
+Kept of a layer: its input and two numbers a row and norm in float32, and in bfloat16 query, key and value,
+what attention adds, and the MLP before its activation: 1.2 GB for 1,536 pictures of ViT-B/32, where autocast
+keeps 2.2.
 
 Products are in bfloat16, sums between layers and norms in float32, gradients of parameters in float32, as
 under autocast.
@@ -184,7 +186,7 @@ class _Kept(NamedTuple):
     hidden_RE: Tensor
     """The MLP before its activation."""
     statistics_2R2: Tensor
-    """Of both norms."""
+    """What backward needs of both norms: of each row its mean, and one over its standard deviation."""
 
 
 class _Layers(torch.autograd.Function):
