@@ -1,108 +1,112 @@
-"""experiments/better_mini.py: a stopped run is used, a student travels, and the chosen model is built."""
+"""experiments/better_mini.py: small runs from end to end, and the model that is built from them."""
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 
-from gare import GARE, GareConfig
-from gare.train.optimizers import build_optimizer
-from gare.train.run_config import RunConfig
-from gare.train.train_state import TrainState
-from toy_data import recipe, write_dataset
+from gare import GARE
+from toy_data import write_dataset
 
+TRIAL = ("run", "--plain", "--batch=8", "--steps=2", "--val-sizes=32", "--workers=1")
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-BEST = {
-    "share": 0.5,
-    "size": 64,
-    "bank_share": 0.5,
-    "bank_temperature": 0.04,
-    "pooling": "mean",
-    "pooling_temperature": 3.0,
-}
 
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, in a folder with two small sets in the places of the real ones."""
+    """The script, in a folder with three small sets in the places of the real ones."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
     monkeypatch.chdir(tmp_path)
     import better_mini
 
-    for place in better_mini.SETS:
-        Path(place).mkdir(parents=True)
-        write_dataset(Path(place))
+    for name in better_mini.SETS:
+        place = tmp_path / "data" / name
+        place.mkdir(parents=True)
+        write_dataset(place)
     return better_mini
 
 
-def save_student(folder: Path) -> GARE:
-    """gare-mini without increments, each matrix but the words a little larger."""
-    own = GARE.from_pretrained("gare-mini")
-    values = {**own.config.to_values(), "interaction": {"name": "mean"}}
-    student = GARE(GareConfig.load(values), pretrained_towers=False).eval()
-    state = {name: x for name, x in own.state_dict().items() if name in student.state_dict()}
-    for name, tensor in state.items():
-        if tensor.ndim > 1 and "word_embeddings" not in name:
-            state[name] = 1.25 * tensor
-    student.load_state_dict(state)
-    student.save_pretrained(folder)
-    return student
+def call(session: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["better_mini.py", *words])
+    session.main()
 
 
-def test_a_student_travels_and_the_chosen_model_is_built(session, tmp_path):
-    student = save_student(tmp_path / "runs/student/last")
-    (tmp_path / "runs/choice.json").write_text(json.dumps({"best": BEST}))
-    session.send_student(tmp_path / "out")
-    parts = sorted((tmp_path / "out").glob("student.*"))
-    assert all(part.stat().st_size < 16 * 2**20 for part in parts)
-    assert len(parts) <= 3
-    session.receive_student(parts, tmp_path / "back/last")
-    sent, own = student.state_dict(), GARE.from_pretrained("gare-mini").state_dict()
-    received = GARE.from_pretrained(tmp_path / "back/last").state_dict()
-    assert received.keys() == sent.keys()
-    for name, tensor in sent.items():
-        torch.testing.assert_close(received[name], tensor, atol=1e-4, rtol=1e-3)
-    session.build_chosen(BEST, 8, tmp_path / "runs/mini")
-    built = GARE.from_pretrained(tmp_path / "runs/mini")
-    assert built.config.encoder.image_size == 64
-    assert built.encoder.bank is not None
-    assert 0 < len(built.encoder.bank.captions_KD) <= 8
-    assert built.encoder.bank.captions_KD.norm(dim=1).tolist() == pytest.approx(
-        [1] * len(built.encoder.bank.captions_KD), abs=1e-4
+def test_students_are_trained_and_half_of_them_is_built(session, tmp_path, monkeypatch, capsys):
+    call(
+        session,
+        monkeypatch,
+        *TRIAL,
     )
+    shown = capsys.readouterr().out
+    assert "72 pictures of 24 videos, 24 captions" in shown
+    for run in ("start", "helper", "r1", "r2"):
+        assert f"{run}, 32 pixels" in shown
+    runs = tmp_path / "runs"
+    sent = load_file(runs / "r1.safetensors")
+    parts = sorted(runs.glob("r1.part*"))
+    assert len(parts) == 2
+    assert all(part.stat().st_size <= 16 * 2**20 for part in parts)
+    call(session, monkeypatch, "receive", *map(str, reversed(parts)), "--out", "back.safetensors")
+    back = load_file("back.safetensors")
+    assert all(torch.equal(tensor, sent[name]) for name, tensor in back.items())
+
+    students = [str(runs / f"{name}.safetensors") for name in ("r1", "r2")]
+    call(session, monkeypatch, "build", *students, "--captions", "8", "--out", str(runs / "mini"))
+    built = GARE.from_pretrained(runs / "mini")
+    assert built.config.encoder.image_size == 256
+    assert built.encoder.bank is not None
+    own, both = GARE.from_pretrained("gare-mini").state_dict(), [load_file(path) for path in students]
+    moved = 0
     for name, tensor in built.state_dict().items():
-        if name.startswith("interaction."):
+        if ".bank." in name:
+            continue
+        if name.startswith("encoder.") and name in both[0]:
+            mean = (both[0][name].float() + both[1][name].float()) / 2
+            torch.testing.assert_close(tensor, (own[name] + mean) / 2)
+            moved += not torch.equal(tensor, own[name])
+        else:
             assert torch.equal(tensor, own[name]), name
-        elif name.endswith("projection.weight"):
-            torch.testing.assert_close(tensor, 1.125 * own[name])
-    assert not (tmp_path / "runs/mini-without-bank").exists()
+    assert moved > 100
+    frozen = [name for name in sent if ".blocks.4." in name or "word_embeddings" in name]
+    assert not frozen
 
 
-def test_the_table_has_gare_mini_itself_in_it_and_its_best_row_first(session, tmp_path, monkeypatch):
-    save_student(tmp_path / "runs/student/last")
-    monkeypatch.setattr(session, "SHARES", (0.0, 1.0))
-    monkeypatch.setattr(session, "POOLINGS", (("mean", 3.0),))
-    session.choose(8, [64])
-    found = json.loads((tmp_path / "runs/choice.json").read_text())
-    assert found["best"] == found["rows"][0]
-    assert [row["goal"] for row in found["rows"]] == sorted((r["goal"] for r in found["rows"]), reverse=True)
-    assert len(found["rows"]) == 2 * (1 + 3 * 4)
-    assert [row["share"] for row in found["rows"] if row["bank_share"] == 0].count(0.0) == 1
+def test_a_helper_that_is_there_is_read_again(session, monkeypatch, capsys):
+    call(session, monkeypatch, *TRIAL, "--only", "helper")
+    called = []
+    monkeypatch.setattr(session, "load_file", lambda path: called.append(path) or load_file(path))
+    call(session, monkeypatch, *TRIAL, "--only", "r1")
+    assert called == ["runs/helper.safetensors"]
 
 
-def test_a_run_that_was_stopped_gives_the_average_of_its_weights(session, tmp_path):
-    config = RunConfig.load(recipe(write_dataset(tmp_path / "colours"), ema_decay=0.9))
-    torch.manual_seed(0)
-    model = GARE(config.model)
-    state = TrainState(model, build_optimizer(model, config.optimizer), ema_decay=config.ema_decay)
-    run = tmp_path / "runs/late"
-    run.mkdir(parents=True)
-    (run / "config.toml").write_text(config.to_toml())
-    state.average = {name: torch.full_like(x, 0.5) for name, x in model.state_dict().items()}
-    state.save(run / "checkpoints")
-    found = GARE.from_pretrained(session.trained(run)).state_dict()
-    assert all((tensor == 0.5).all() for tensor in found.values())
+def test_a_blended_pair_has_both_captions_and_what_no_longer_fits_is_cut(session):
+    ids = torch.zeros(4, session.WORDS, dtype=torch.long)
+    length = torch.tensor([5, 20, 4, 20])
+    for row, words in enumerate(length.tolist()):
+        ids[row, :words] = torch.tensor([101, *range(100 * row + 1000, 100 * row + 998 + words), 102])
+    joined, joined_length = session.join_captions(ids, length, 2)
+    assert joined_length.tolist() == [5 + 4 - 2, 24, 4, 20]
+    assert joined[0, :8].tolist() == [101, 1000, 1001, 1002, 1200, 1201, 102, 0]
+    assert joined[1, :24].tolist() == [101, *range(1100, 1118), *range(1300, 1305)]
+    assert torch.equal(joined[2:], ids[2:])
+
+
+def test_a_draw_shows_the_picture_of_its_caption(session):
+    """Colours are jittered, and red videos stay redder than those of seven other hues."""
+    pairs = session.Pairs(Path("data"), torch.device("cpu"), None, 1)
+    pairs.finish(GARE.from_pretrained("gare-mini").encoder.tokenize)
+    row_B = next(pairs.rows(32, seed=0))
+    once_and_twice = [row for row in range(24) for _ in range(2 if 8 <= row < 16 else 1)]
+    assert sorted(row_B.tolist()) == once_and_twice != row_B.tolist()
+    batch = pairs.draw(row_B, session.Look(least_area=1.0), 32, torch.Generator().manual_seed(0))
+    assert batch.pixels_BCHW.shape == (32, 3, 32, 32)
+    is_red_B = batch.video_B % 8 == 0
+    colour_B3 = F.normalize(batch.pixels_BCHW.float().mean(dim=(2, 3)), dim=-1)
+    redness_B = colour_B3[:, 0] - colour_B3[:, 1:].amax(dim=1)
+    assert redness_B[is_red_B].mean() > redness_B[~is_red_B].mean() + 0.3

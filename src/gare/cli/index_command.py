@@ -177,11 +177,13 @@ def index(
         for repair in opened.store.repairs:
             _warn(f"repaired: {repair}")
         if opened.wanted_model is not None:
-            _stderr.print(
-                f"encoding with {opened.wanted_model}; until all is done, searches use the vectors of "
-                f"{opened.store.stamp.name}",
-                markup=False,
+            former = opened.store.stamp.name
+            meanwhile = (
+                "searches must wait until all is done"  # for the weights that the name stood for are gone
+                if former == opened.wanted_model
+                else f"until all is done, searches use the vectors of {former}"
             )
+            _stderr.print(f"encoding with {opened.wanted_model}; {meanwhile}", markup=False)
         if ray is not None:
             from gare.cli.cluster_options import index_by_ray
 

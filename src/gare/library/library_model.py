@@ -12,6 +12,7 @@ from gare.library.check.repair_run import LoadModel
 from gare.library.store import ModelStamp
 from gare.model import GARE
 from gare.model.named_models import ModelLike, load_named
+from gare.model.shipped import REPLACED
 
 
 def model_stamp(model: GARE, name: str) -> ModelStamp:
@@ -47,6 +48,11 @@ def load_model_of(library: str, stamp: ModelStamp, device: torch.device | str) -
                 f"{library} was made by {stamp.name} with an earlier gare, which let padding count: its "
                 f"vectors depend on what was indexed together. Encode it again: gare index --model "
                 f"{stamp.name}"
+            )
+        if stamp.fingerprint in REPLACED.get(stamp.name, ()):
+            raise LibraryError(
+                f"{library} was made by the {stamp.name} of an earlier gare, which a better one has "
+                f"replaced. Encode it again: gare index --library {library} --model {stamp.name}"
             )
         raise LibraryError(
             f"{library} was made by {stamp.name}, but its weights have changed since; open it with the "
