@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_libraries_of_the_gare_mini_it_replaced_say_what_to_do(
         pytest.raises(LibraryError, match="a better one has replaced") as told,
     ):
         _ = library.model
-    command = str(told.value).partition("Encode it again: gare ")[2].split()
+    command = shlex.split(str(told.value).partition("Encode it again: gare ")[2])
     assert command[:2] == ["index", "--library"]
     assert CliRunner().invoke(app, command).exit_code == 0
     with gare.Library.open(place) as library:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 
 import torch
@@ -52,7 +53,7 @@ def load_model_of(library: str, stamp: ModelStamp, device: torch.device | str) -
         if stamp.fingerprint in REPLACED.get(stamp.name, ()):
             raise LibraryError(
                 f"{library} was made by the {stamp.name} of an earlier gare, which a better one has "
-                f"replaced. Encode it again: gare index --library {library} --model {stamp.name}"
+                f"replaced. Encode it again: gare index --library {shlex.quote(library)} --model {stamp.name}"
             )
         raise LibraryError(
             f"{library} was made by {stamp.name}, but its weights have changed since; open it with the "
