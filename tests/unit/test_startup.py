@@ -138,7 +138,7 @@ def console_script(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("module", ["typer", "torch"])  # imported before options are read, and after
 @pytest.mark.parametrize("is_script", [True, False], ids=["script", "python-m"])
-def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(tmp_path, module, is_script):
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(tmp_path, ctrl_c, module, is_script):
     planted = tmp_path / "planted"
     planted.mkdir()
     (planted / f"{module}.py").write_text(INTERRUPTED_MODULE)
