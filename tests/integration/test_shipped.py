@@ -108,7 +108,9 @@ def test_libraries_of_the_gare_mini_it_replaced_say_what_to_do(
         _ = library.model
     command = shlex.split(str(told.value).partition("Encode it again: gare ")[2])
     assert command[:2] == ["index", "--library"]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert "searches must wait until all is done" in done.output
     with gare.Library.open(place) as library:
         assert library.model.fingerprint() == model.fingerprint()
     other = replace(stamp, fingerprint="0" * 32)
