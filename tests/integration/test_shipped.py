@@ -94,6 +94,19 @@ def test_eight_bits_move_no_weight_by_more_than_half_a_step(
             assert (moved <= 0.51 * largest / 127 + 1e-3 * largest).all(), name
 
 
+def test_libraries_of_an_earlier_file_with_the_same_vectors_open(
+    model: gare.GARE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = replace(model_stamp(model, "gare-mini"), fingerprint="1" * 32)
+    open_store(str(tmp_path), stamp=stamp, create=True).close()
+    with pytest.raises(LibraryError):
+        gare.Library.open(tmp_path, model=model)
+    monkeypatch.setitem(shipped.FORMER_FINGERPRINTS, model.fingerprint(), ("1" * 32,))
+    gare.Library.open(tmp_path, model=model).close()
+    with gare.Library.open(tmp_path) as library:
+        assert library.model.fingerprint() == model.fingerprint()
+
+
 @pytest.mark.parametrize("former", shipped.REPLACED["gare-mini"])
 def test_libraries_of_the_gare_mini_it_replaced_say_what_to_do(
     model: gare.GARE, former: str, tmp_path: Path

@@ -19,24 +19,16 @@ from gare.errors import CheckpointError
 from gare.model.model_config import GareConfig
 
 SHIPPED = ("gare-mini",)
+_FIRST_MINI = "196d147ff183c562bdf81361e32baea0"
 FORMER_FINGERPRINTS = {
-    "196d147ff183c562bdf81361e32baea0": (
-        "c0bad08451b943bb78feb9605e6ea55d",
-        "14a41cacc85dfdc6b19c3356f0ce8983",
-    ),
+    _FIRST_MINI: ("c0bad08451b943bb78feb9605e6ea55d", "14a41cacc85dfdc6b19c3356f0ce8983"),
 }
 """The fingerprint of a model, and those of its earlier files, whose libraries it opens as well.
 
 The weights that make the vectors of a video have the same bits in all of them. The earlier files left the
-word embeddings to a package, in full precision; later they have 8 bits. The key is the first gare-mini, which
-is no longer in the package: somebody may have saved it."""
-REPLACED = {
-    "gare-mini": (
-        "196d147ff183c562bdf81361e32baea0",
-        "c0bad08451b943bb78feb9605e6ea55d",
-        "14a41cacc85dfdc6b19c3356f0ce8983",
-    )
-}
+word embeddings to a package, in full precision; later they have 8 bits. The first gare-mini is no longer in
+the package, but somebody may have saved it."""
+REPLACED = {"gare-mini": (_FIRST_MINI, *FORMER_FINGERPRINTS[_FIRST_MINI])}
 """Fingerprints under which libraries know a shipped model that a better one of the same name has replaced."""
 _WEIGHTS, _CONFIG, _DIGEST = "weights.safetensors", "config.json", "weights.sha256"
 _SCALE = ".scale"
